@@ -1,0 +1,1 @@
+"""Launch: preflight, attach or create, watch, result, clean up; and the record of a step around it."""

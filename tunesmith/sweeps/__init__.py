@@ -1,0 +1,1 @@
+"""Early-stopping rules and reporting of sweeps."""

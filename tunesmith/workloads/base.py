@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
@@ -74,7 +75,7 @@ class Problem:
     detail: str
     remedy: str
     id: str
-    value: str = field(default="", compare=False)
+    value: str = dataclasses.field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.field}: {self.detail}\n  {self.remedy}  [{self.id}]"

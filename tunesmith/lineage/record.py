@@ -1,0 +1,171 @@
+"""The record of one step: what it read and wrote, with digests, what it ran, what came of it and what it cost.
+
+A record is one canonical JSON text (RFC 8785) of at most 16 KiB. It is written, whether the step succeeds or fails, to
+``<run root>/tunesmith/<task>/<identity>.<attempt>.json`` and travels as metadata of the step's ``record`` artifact.
+``prev`` holds the digests of the records that produced the inputs, so that the records of a run form a hash chain which
+can be checked without a server. Unknown ``schema`` values must be refused by readers, unknown keys kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import rfc8785
+
+from tunesmith.lineage.digest import digest_text
+
+SCHEMA = "tunesmith.dev/record/v1"
+LIMIT_BYTES = 16 * 1024
+
+# Metadata keys of artifacts. Values are strings: KFP turns booleans into ints and None into a failed task.
+KEY_DIGEST = "tunesmith_digest"
+KEY_RECORD = "tunesmith_record"
+KEY_RECORD_DIGEST = "tunesmith_record_digest"
+
+_LONG_VALUE = 512
+_REDACTED = "<redacted>"
+_SECRET_WORDS = ("secret", "password", "token", "api_key", "apikey", "credential", "authorization")
+# Parameters that count or name tokens are not secrets.
+_NOT_SECRET = ("max_new_tokens", "max_tokens", "tokens", "tokenizer")
+
+
+@dataclass(frozen=True)
+class Item:
+    """An artifact that a step read or wrote. ``digest`` is empty only if the step failed before it was written."""
+
+    name: str
+    uri: str
+    type: str = ""
+    digest: str = ""
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One object that the step launched. Times are RFC 3339 in UTC; ``seconds`` counts from start to end of running."""
+
+    name: str
+    kind: str
+    uid: str
+    state: str
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    fault: str = ""
+    started: str = ""
+    ended: str = ""
+    seconds: float = 0.0
+    restarts: int = 0
+    cost: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a step failed and who is at fault: ``user``, ``system`` or ``capacity``."""
+
+    fault: str
+    reason: str
+    message: str
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a step did. ``state`` is one of the closed states; ``cost`` as `tunesmith.cost.Cost.to_json` gives it."""
+
+    task: str
+    component: str
+    identity: str
+    attempt: int
+    state: str
+    started: str
+    ended: str
+    seconds: float
+    run: Mapping[str, str]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[Item, ...] = ()
+    outputs: tuple[Item, ...] = ()
+    code: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    attempts: tuple[Attempt, ...] = ()
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+    prev: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+    def text(self) -> str:
+        """The canonical JSON.
+
+        Raises:
+            ValueError: more than 16 KiB; big things belong into artifacts.
+        """
+        text = rfc8785.dumps(_plain(dataclasses.asdict(self))).decode()
+        if len(text.encode()) > LIMIT_BYTES:
+            raise ValueError(f"the record of {self.task} has {len(text.encode())} bytes, more than {LIMIT_BYTES}")
+        return text
+
+    @property
+    def digest(self) -> str:
+        """``sha256:<hex>`` of the canonical JSON."""
+        return digest_text(self.text())
+
+    @classmethod
+    def parse(cls, text: str) -> Record:
+        """Read a record back.
+
+        Raises:
+            ValueError: not JSON, of an unknown schema, or not in canonical form (so somebody changed it).
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not a record: {error}") from None
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise ValueError(f"not a record of schema {SCHEMA}")
+        if rfc8785.dumps(data).decode() != text:
+            raise ValueError("not in canonical form: somebody changed it")
+        names = {f.name for f in dataclasses.fields(cls)}
+        values = {name: value for name, value in data.items() if name in names}
+        values["inputs"] = tuple(Item(**item) for item in data.get("inputs", ()))
+        values["outputs"] = tuple(Item(**item) for item in data.get("outputs", ()))
+        values["attempts"] = tuple(Attempt(**attempt) for attempt in data.get("attempts", ()))
+        values["prev"] = tuple(data.get("prev", ()))
+        if failure := data.get("failure"):
+            values["failure"] = Failure(**{**failure, "log_tail": tuple(failure.get("log_tail", ()))})
+        return cls(**values)
+
+
+def public_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as they may stand in a record: secrets redacted by name, long texts replaced by their digest."""
+    return {name: _public(name, value) for name, value in parameters.items()}
+
+
+def _public(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _public(str(key), inner) for key, inner in value.items()}
+    lowered = name.lower()
+    if any(word in lowered for word in _SECRET_WORDS) and not any(word in lowered for word in _NOT_SECRET):
+        return _REDACTED
+    if isinstance(value, (list, tuple)):
+        return [_public("", inner) for inner in value]
+    if isinstance(value, str) and len(value) > _LONG_VALUE:
+        return f"<{len(value)} characters, {digest_text(value)}>"
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Values that canonical JSON can hold: floats that are not finite become text, tuples lists."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return str(value)
