@@ -127,7 +127,8 @@ class Policy(BaseModel):
         restart_policy: what the operator does with a replica that fails: ``Never`` fails the job at once, so that the
             launcher can tell why and relaunch from the checkpoint; ``OnFailure`` and ``ExitCode`` restart it in place.
         backoff_limit: how many restarts in place the operator allows.
-        clean_pod_policy: which pods the operator deletes when the job ends: ``None`` keeps their logs.
+        clean_pod_policy: which pods the operator deletes when the job ends: ``Running`` ends what still runs and keeps
+            the logs of the others.
         ttl_seconds: how long the ended job is kept by the operator.
     """
 
@@ -137,7 +138,7 @@ class Policy(BaseModel):
     retries: NonNegativeInt = 2
     restart_policy: Annotated[str, Field(pattern="^(Never|OnFailure|ExitCode)$")] = "Never"
     backoff_limit: NonNegativeInt = 3
-    clean_pod_policy: Annotated[str, Field(pattern="^(None|Running|All)$")] = "None"
+    clean_pod_policy: Annotated[str, Field(pattern="^(None|Running|All)$")] = "Running"
     ttl_seconds: PositiveInt = 86400
 
     def to_kfp(self) -> dict[str, Any]:

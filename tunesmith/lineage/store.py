@@ -81,11 +81,14 @@ class Store:
         found = self._fs.find(self._folder)
         return sorted(path[len(self._folder.rstrip("/")) + 1 :] for path in found)
 
+    def record_paths(self) -> list[str]:
+        """The paths of the records, sorted."""
+        return [path for path in self.paths() if _RECORD.fullmatch(path.rsplit("/", 1)[-1])]
+
     def records(self) -> Iterator[tuple[str, str]]:
         """Path and text of each record, by path."""
-        for path in self.paths():
-            if _RECORD.fullmatch(path.rsplit("/", 1)[-1]):
-                yield path, self.read(path)
+        for path in self.record_paths():
+            yield path, self.read(path)
 
     @property
     def _is_local(self) -> bool:

@@ -1,0 +1,1 @@
+"""Reusable KFP components, one folder each: data, training, evaluation, serving, governance."""

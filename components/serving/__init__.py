@@ -1,0 +1,1 @@
+"""Deployment and its checks."""

@@ -1,0 +1,5 @@
+"""A model as a KServe InferenceService."""
+
+from tunesmith.components.serving.kserve_deploy.component import kserve_deploy
+
+__all__ = ["kserve_deploy"]

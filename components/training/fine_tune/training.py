@@ -1,0 +1,45 @@
+"""The trainer's command, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tunesmith.launch.step import Step
+
+
+def torchrun_module(module: str, settings: Mapping[str, Any]) -> list[str]:
+    """A command that runs a module under torchrun, with one option a setting; PET_* variables say the rest."""
+    command = ["torchrun", "-m", module]
+    for name, value in settings.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            command += [f"--{option}", str(value)]
+    return command
+
+
+def leave_training(this: Step, model: Any, metrics: Any) -> None:
+    """Metrics and loss curve of a training that tunesmith's trainer did, for KFP and for the run's report."""
+    about = json.loads((Path(model.path) / "training.json").read_text(encoding="utf-8"))
+    series = [{"name": "training loss", "unit": "nats/token", "points": about["history"]}]
+    this.leave("curve.json", {"x": "step", "series": series, "marks": _marks(this)})
+    tries = this.outcome.tries if this.outcome else []
+    this.metrics["restarts"] = float(len(tries) - 1 + sum(one.restarts for one in tries))
+    for name, value in sorted(this.metrics.items()):
+        metrics.log_metric(name, value)
+    Path(metrics.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(metrics.path).write_text(json.dumps(this.metrics, sort_keys=True), encoding="utf-8")
+
+
+def _marks(this: Step) -> list[dict[str, Any]]:
+    """Where the curve was taken up again from a checkpoint, and why."""
+    resumed = int(this.metrics.get("resumed_from_step", 0))
+    if not resumed:
+        return []
+    earlier = this.outcome.tries[:-1] if this.outcome else []
+    why = f"attempt {earlier[-1].number} failed: {earlier[-1].observation.reason}" if earlier else "of an earlier run"
+    return [{"step": resumed, "label": f"resumed from the checkpoint ({why})"}]

@@ -1,0 +1,728 @@
+"""A cluster in a folder: the same objects as Kubernetes keeps, in SQLite, and processes instead of pods.
+
+The folder holds::
+
+    cluster.db         objects, and a journal of their changes from which `LocalCluster.watch` reads (SQLite, WAL)
+    controllers/       <uid>.lock (held while the object's controller lives; says "done" after it) and <uid>.log
+    pods/<pod uid>/    what the supervisor of each container attempt was told, and what it reported
+    logs/              <pod uid>.<attempt>.log: stdout and stderr of the container
+
+Creating a PyTorchJob or an InferenceService starts a controller, a process of its own that outlives its creator; so does
+opening the folder again when a controller has died. Several processes may use one folder at once, on one machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from tunesmith.clusters.base import (
+    AlreadyExists,
+    Conflict,
+    Manifest,
+    NotFound,
+    Refused,
+    Unavailable,
+    WatchEvent,
+)
+from tunesmith.resources import INFERENCESERVICE, KINDS, POD, PYTORCHJOB, Kind
+
+CONTROLLED = (PYTORCHJOB, INFERENCESERVICE)
+POLL_S = 0.025
+JOURNAL_ROWS = 4096
+_ENDED = ("Succeeded", "Failed")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS objects (
+    uid TEXT PRIMARY KEY, kind TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
+    root TEXT NOT NULL,  -- uid of the object whose controller looks after this one
+    body TEXT NOT NULL, UNIQUE (kind, namespace, name));
+CREATE INDEX IF NOT EXISTS objects_by_root ON objects (root);
+CREATE TABLE IF NOT EXISTS journal (
+    version INTEGER PRIMARY KEY AUTOINCREMENT, type TEXT NOT NULL, kind TEXT NOT NULL, namespace TEXT NOT NULL,
+    body TEXT NOT NULL);
+"""
+
+
+def now() -> str:
+    """The present moment as Kubernetes writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """``target`` after the JSON merge patch (RFC 7386); neither argument is changed."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge(merged.get(key), value)
+    return merged
+
+
+def clean_environment() -> dict[str, str]:
+    """What every process of the cluster starts from: the running interpreter's programs first, nothing of the caller's."""
+    programs = str(Path(sys.executable).parent)
+    kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
+    return {"PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])} | kept
+
+
+class LocalCluster:
+    """A `Cluster` whose objects live in ``folder``.
+
+    Attributes:
+        folder: where everything is kept; made if missing.
+        namespace: the namespace of manifests that name none.
+    """
+
+    def __init__(self, folder: Path, *, namespace: str = "default", revive: bool = True):
+        """Open the cluster in ``folder``; with ``revive`` also do what `revive` does."""
+        self.folder = Path(folder).absolute()
+        self.namespace = namespace
+        for part in ("controllers", "pods", "logs"):
+            (self.folder / part).mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self.folder / "cluster.db", timeout=30)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(_SCHEMA)
+        finally:
+            connection.close()
+        if revive:
+            self.revive()
+
+    def __repr__(self) -> str:
+        return f"LocalCluster({str(self.folder)!r})"
+
+    # The eight verbs.
+
+    def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """See `Cluster.create`. A PyTorchJob or InferenceService gets a controller at once."""
+        kind = _kind(manifest)
+        body = self._born(kind, manifest)
+        admit(kind, body)
+        metadata = body["metadata"]
+        with self._transaction(write=True) as db:
+            if found := _find(db, kind, metadata["namespace"], metadata["name"]):
+                leaving = "object is being deleted: " if "deletionTimestamp" in found["metadata"] else ""
+                raise AlreadyExists(f'{leaving}{kind.plural} "{metadata["name"]}" already exists')
+            if dry_run:
+                return body
+            root = metadata["uid"] if kind in CONTROLLED else _root_of_owner(db, body)
+            _insert(db, kind, body, root)
+        if kind in CONTROLLED:
+            self._ensure_controller(metadata["uid"])
+        return body
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
+        """See `Cluster.get`."""
+        with self._transaction() as db:
+            return _must_find(db, kind, namespace, name)
+
+    def list(self, kind: Kind, namespace: str, labels: Mapping[str, str] | None = None) -> list[Manifest]:
+        """See `Cluster.list`."""
+        with self._transaction() as db:
+            return _select(db, kind, namespace, None, labels)
+
+    def watch(
+        self,
+        kind: Kind,
+        namespace: str,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[WatchEvent]:
+        """See `Cluster.watch`. Looks for news every `POLL_S` seconds, which costs one read of shared memory."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        known: dict[str, Manifest] = {}
+        position = -1
+        seen_version = None
+        db = self._connect()
+        try:
+            while True:
+                # Read before the rows: a change in between is then seen again rather than missed.
+                version = db.execute("PRAGMA data_version").fetchone()
+                if version != seen_version:
+                    seen_version = version
+                    changes, position = _news(db, kind, namespace, name, labels, known, position)
+                    yield from changes
+                elif end is not None and time.monotonic() >= end:
+                    return
+                else:
+                    time.sleep(POLL_S if end is None else max(0.0, min(POLL_S, end - time.monotonic())))
+        except sqlite3.Error as error:
+            raise Unavailable(f"{self.folder}: {error}") from error
+        finally:
+            db.close()
+
+    def patch(
+        self, kind: Kind, namespace: str, name: str, patch: Manifest, *, subresource: Literal["status"] | None = None
+    ) -> Manifest:
+        """See `Cluster.patch`. A patch that changes nothing makes no new version."""
+        with self._transaction(write=True) as db:
+            old = _must_find(db, kind, namespace, name)
+            new = _patched(kind, old, patch, subresource)
+            if new == old:
+                return old
+            if subresource is None:
+                admit(kind, new)
+            _update(db, kind, new)
+            if "deletionTimestamp" in new["metadata"] and not new["metadata"].get("finalizers"):
+                self._remove(db, kind, new)
+        if kind in CONTROLLED and subresource is None:
+            self._ensure_controller(new["metadata"]["uid"])
+        return new
+
+    def delete(self, kind: Kind, namespace: str, name: str, *, uid: str | None = None) -> None:
+        """See `Cluster.delete`. Pods whose processes still run stay, marked, until their controller has ended them."""
+        with self._transaction(write=True) as db:
+            body = _find(db, kind, namespace, name)
+            if body is None:
+                return
+            if uid is not None and uid != body["metadata"]["uid"]:
+                raise Conflict(f'{kind.plural} "{name}" has uid {body["metadata"]["uid"]}, not {uid}')
+            root = db.execute("SELECT root FROM objects WHERE uid = ?", (body["metadata"]["uid"],)).fetchone()[0]
+            self._remove(db, kind, body)
+        if root and self._unattended(root):
+            self._ensure_controller(root)
+
+    def logs(self, namespace: str, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
+        """See `Cluster.logs`. With ``follow`` it also waits for a container that has not started."""
+        uid = self.get(POD, namespace, pod)["metadata"]["uid"]
+        lines = self._log_lines(namespace, pod, uid, follow)
+        if tail is None or follow:
+            return lines
+        return iter(deque(lines, maxlen=tail))
+
+    def can_i(self, verb: str, kind: Kind, namespace: str) -> bool:
+        """Always true: whoever can read the folder may do everything."""
+        return True
+
+    # For controllers and the command line.
+
+    def revive(self) -> None:
+        """Start the controllers that should live and do not; delete finished jobs whose time to live is over."""
+        with self._transaction() as db:
+            jobs = _select(db, PYTORCHJOB, None, None, None)
+            roots = {row[0] for row in db.execute("SELECT DISTINCT root FROM objects WHERE root != ''")}
+        for job in jobs:
+            if _expired(job):
+                self.delete(PYTORCHJOB, job["metadata"]["namespace"], job["metadata"]["name"], uid=job["metadata"]["uid"])
+                roots.discard(job["metadata"]["uid"])
+        for uid in sorted(roots):
+            if self._unattended(uid):
+                self._ensure_controller(uid)
+
+    def find(self, uid: str) -> Manifest | None:
+        """The object with that uid, or None."""
+        with self._transaction() as db:
+            row = db.execute("SELECT body FROM objects WHERE uid = ?", (uid,)).fetchone()
+        return None if row is None else _load(row[0])
+
+    def under(self, root: str, kind: Kind) -> list[Manifest]:
+        """All objects of ``kind`` that the controller of ``root`` looks after, also those being deleted."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT body FROM objects WHERE root = ? AND kind = ? ORDER BY rowid", (root, kind.kind))
+            return [_load(body) for (body,) in rows]
+
+    def finalize(self, pod: Manifest) -> None:
+        """Remove a pod whose processes have ended."""
+        with self._transaction(write=True) as db:
+            row = db.execute("SELECT body FROM objects WHERE uid = ?", (pod["metadata"]["uid"],)).fetchone()
+            if row is not None:
+                _delete(db, POD, _load(row[0]))
+
+    def lock_file(self, uid: str) -> Path:
+        """The file that the controller of the object ``uid`` locks while it lives."""
+        return self.folder / "controllers" / f"{uid}.lock"
+
+    def controller_command(self, uid: str) -> list[str]:
+        """The command line that starts a controller for the object ``uid``; it detaches itself and returns."""
+        # -P: a folder named tunesmith in the working directory must not be imported in place of the package.
+        command = [sys.executable, "-P", "-m", "tunesmith.local", "control"]
+        return [*command, "--cluster", str(self.folder), "--uid", uid]
+
+    # Inner workings.
+
+    def _connect(self) -> sqlite3.Connection:
+        # mode=rw: opening must not bring back a folder that was deleted.
+        uri = f"{(self.folder / 'cluster.db').as_uri()}?mode=rw"
+        connection = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    @contextmanager
+    def _transaction(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+        """One transaction on a connection of its own, so that threads and forks need no thought."""
+        try:
+            db = self._connect()
+            try:
+                db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                yield db
+                db.execute("COMMIT")
+            finally:
+                db.close()  # rolls back what was not committed
+        except sqlite3.Error as error:
+            raise Unavailable(f"{self.folder}: {error}") from error
+
+    def _born(self, kind: Kind, manifest: Manifest) -> Manifest:
+        body: Manifest = json.loads(json.dumps(manifest))
+        metadata = body.get("metadata")
+        if not isinstance(metadata, dict):
+            raise Refused(f"{kind}: metadata: Required value")
+        if "name" not in metadata and "generateName" in metadata:
+            metadata["name"] = f"{metadata['generateName']}{secrets.token_hex(3)[:5]}"
+        if not metadata.get("name"):
+            raise Refused(f"{kind}: metadata.name: Required value: name or generateName is required")
+        for server_side in ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"):
+            metadata.pop(server_side, None)
+        metadata.setdefault("namespace", self.namespace)
+        metadata |= {"uid": str(uuid.uuid4()), "generation": 1, "creationTimestamp": now()}
+        if kind.kind != "Event":
+            body.pop("status", None)
+        return body
+
+    def _remove(self, db: sqlite3.Connection, kind: Kind, body: Manifest) -> None:
+        """Delete ``body`` and, as the garbage collector would, whatever it alone owns."""
+        metadata = body["metadata"]
+        running = kind == POD and body.get("status", {}).get("phase") not in _ENDED
+        if running or metadata.get("finalizers"):
+            if "deletionTimestamp" not in metadata:
+                metadata["deletionTimestamp"] = now()
+                if kind == POD:
+                    metadata["deletionGracePeriodSeconds"] = body["spec"].get("terminationGracePeriodSeconds", 30)
+                _update(db, kind, body)
+            return
+        _delete(db, kind, body)
+        rows = db.execute("SELECT kind, body FROM objects WHERE instr(body, ?)", (metadata["uid"],)).fetchall()
+        for kind_name, text in rows:
+            child = _load(text)
+            owners = [owner["uid"] for owner in child["metadata"].get("ownerReferences", [])]
+            if metadata["uid"] in owners and not any(_exists(db, owner) for owner in owners):
+                self._remove(db, KINDS[kind_name], child)
+
+    def _unattended(self, uid: str) -> bool:
+        """Whether the object ``uid`` or what is left of it needs a controller and has none."""
+        lock = self.lock_file(uid)
+        if lock.exists() and lock.read_text() == "done":
+            return False
+        return not _locked(lock)
+
+    def _ensure_controller(self, uid: str) -> None:
+        lock = self.lock_file(uid)
+        if lock.exists() and (lock.read_text() == "done" or _locked(lock)):
+            return
+        with (self.folder / "controllers" / f"{uid}.log").open("ab") as log:
+            started = subprocess.run(
+                self.controller_command(uid),
+                env=clean_environment(),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                check=False,
+            )
+        if started.returncode:
+            raise Unavailable(f"no controller for {uid}: exit code {started.returncode}, see {log.name}")
+
+    def _log_lines(self, namespace: str, pod: str, uid: str, follow: bool) -> Iterator[str]:
+        attempt = 0
+        while True:
+            ended = not follow or self._ended(uid)
+            path = self.folder / "logs" / f"{uid}.{attempt}.log"
+            if path.exists():
+                yield from self._file_lines(path, uid, attempt, follow)
+                attempt += 1
+            elif ended:
+                return
+            else:
+                time.sleep(2 * POLL_S)
+
+    def _file_lines(self, path: Path, uid: str, attempt: int, follow: bool) -> Iterator[str]:
+        """Lines of one attempt: until it has ended (a later one has begun or the pod has ended) if ``follow``."""
+        successor = path.with_name(f"{uid}.{attempt + 1}.log")
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            rest = ""
+            while True:
+                last_look = not follow or successor.exists() or self._ended(uid)
+                while chunk := file.readline():
+                    rest += chunk
+                    if rest.endswith("\n"):
+                        yield rest[:-1].removesuffix("\r")
+                        rest = ""
+                if last_look:
+                    break
+                time.sleep(2 * POLL_S)
+            if rest:
+                yield rest
+
+    def _ended(self, pod_uid: str) -> bool:
+        pod = self.find(pod_uid)
+        return pod is None or pod.get("status", {}).get("phase") in _ENDED
+
+
+# Rows.
+
+
+def _load(text: str) -> Manifest:
+    body: Manifest = json.loads(text)
+    return body
+
+
+def _exists(db: sqlite3.Connection, uid: str) -> bool:
+    return db.execute("SELECT 1 FROM objects WHERE uid = ?", (uid,)).fetchone() is not None
+
+
+def _find(db: sqlite3.Connection, kind: Kind, namespace: str, name: str) -> Manifest | None:
+    query = "SELECT body FROM objects WHERE kind = ? AND namespace = ? AND name = ?"
+    row = db.execute(query, (kind.kind, namespace, name)).fetchone()
+    return None if row is None else _load(row[0])
+
+
+def _must_find(db: sqlite3.Connection, kind: Kind, namespace: str, name: str) -> Manifest:
+    body = _find(db, kind, namespace, name)
+    if body is None:
+        raise NotFound(f'{kind.plural} "{name}" not found in namespace {namespace}')
+    return body
+
+
+def _select(
+    db: sqlite3.Connection, kind: Kind, namespace: str | None, name: str | None, labels: Mapping[str, str] | None
+) -> list[Manifest]:
+    query, values = "SELECT body FROM objects WHERE kind = ?", [kind.kind]
+    for column, value in (("namespace", namespace), ("name", name)):
+        if value is not None:
+            query, values = f"{query} AND {column} = ?", [*values, value]
+    bodies = [_load(body) for (body,) in db.execute(f"{query} ORDER BY rowid", values)]
+    return [body for body in bodies if _carries(body, labels)]
+
+
+def _carries(body: Manifest, labels: Mapping[str, str] | None) -> bool:
+    return (labels or {}).items() <= body["metadata"].get("labels", {}).items()
+
+
+def _journal(db: sqlite3.Connection, type_: str, kind: Kind, body: Manifest) -> str:
+    """Note a change; the number of its row becomes the object's version, as in etcd. Returns the body's text."""
+    last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'journal'").fetchone()
+    version = (last[0] if last else 0) + 1
+    body["metadata"]["resourceVersion"] = str(version)
+    text = json.dumps(body, separators=(",", ":"))
+    db.execute(
+        "INSERT INTO journal (type, kind, namespace, body) VALUES (?, ?, ?, ?)",
+        (type_, kind.kind, body["metadata"]["namespace"], text),
+    )
+    if version % 512 == 0:
+        db.execute("DELETE FROM journal WHERE version <= ?", (version - JOURNAL_ROWS,))
+    return text
+
+
+def _insert(db: sqlite3.Connection, kind: Kind, body: Manifest, root: str) -> None:
+    metadata = body["metadata"]
+    text = _journal(db, "ADDED", kind, body)
+    values = (metadata["uid"], kind.kind, metadata["namespace"], metadata["name"], root, text)
+    db.execute("INSERT INTO objects (uid, kind, namespace, name, root, body) VALUES (?, ?, ?, ?, ?, ?)", values)
+
+
+def _update(db: sqlite3.Connection, kind: Kind, body: Manifest) -> None:
+    text = _journal(db, "MODIFIED", kind, body)
+    db.execute("UPDATE objects SET body = ? WHERE uid = ?", (text, body["metadata"]["uid"]))
+
+
+def _delete(db: sqlite3.Connection, kind: Kind, body: Manifest) -> None:
+    _journal(db, "DELETED", kind, body)
+    db.execute("DELETE FROM objects WHERE uid = ?", (body["metadata"]["uid"],))
+
+
+def _root_of_owner(db: sqlite3.Connection, body: Manifest) -> str:
+    for owner in body["metadata"].get("ownerReferences", []):
+        if row := db.execute("SELECT root FROM objects WHERE uid = ?", (owner["uid"],)).fetchone():
+            return str(row[0])
+    return ""
+
+
+def _news(
+    db: sqlite3.Connection,
+    kind: Kind,
+    namespace: str,
+    name: str | None,
+    labels: Mapping[str, str] | None,
+    known: dict[str, Manifest],
+    position: int,
+) -> tuple[list[WatchEvent], int]:
+    """Changes since the version ``position`` (-1: none seen), and the version they reach. Brings ``known`` up to date."""
+    db.execute("BEGIN")  # one state of the database for all three reads
+    try:
+        last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'journal'").fetchone()
+        last_version = last[0] if last else 0
+        first = db.execute("SELECT min(version) FROM journal").fetchone()[0]
+        expired = position < 0 or (last_version > position and (first is None or first > position + 1))
+        if expired:
+            current = {body["metadata"]["uid"]: body for body in _select(db, kind, namespace, name, labels)}
+        else:
+            query = "SELECT type, body FROM journal WHERE version > ? AND kind = ? AND namespace = ? ORDER BY version"
+            rows = db.execute(query, (position, kind.kind, namespace)).fetchall()
+    finally:
+        db.execute("COMMIT")
+    if expired:
+        changes = [WatchEvent("DELETED", known.pop(uid)) for uid in [*known] if uid not in current]
+        for body in current.values():
+            changes += _change(known, "MODIFIED", body, True)
+        return changes, last_version
+    changes = []
+    for type_, text in rows:
+        body = _load(text)
+        if name is None or body["metadata"]["name"] == name:
+            changes += _change(known, type_, body, _carries(body, labels))
+    return changes, last_version
+
+
+def _change(known: dict[str, Manifest], type_: str, body: Manifest, selected: bool) -> list[WatchEvent]:
+    """What a watcher that knows ``known`` is told; an object that leaves or enters its selection goes or comes."""
+    uid, before = body["metadata"]["uid"], known.get(body["metadata"]["uid"])
+    if type_ == "DELETED" or not selected:
+        return [] if known.pop(uid, None) is None else [WatchEvent("DELETED", body)]
+    known[uid] = body
+    if before is None:
+        return [WatchEvent("ADDED", body)]
+    same = before["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"]
+    return [] if same else [WatchEvent("MODIFIED", body)]
+
+
+def _patched(kind: Kind, old: Manifest, patch: Manifest, subresource: str | None) -> Manifest:
+    """``old`` after ``patch``, with what a client cannot change left as it was."""
+    wanted = patch.get("metadata") or {}
+    for precondition in ("uid", "resourceVersion"):
+        if wanted.get(precondition) not in (None, old["metadata"][precondition]):
+            there = old["metadata"][precondition]
+            raise Conflict(f'{kind.plural} "{old["metadata"]["name"]}": {precondition} is {there}, not what was meant')
+    if subresource == "status":
+        merged: Manifest = merge(old, {"status": patch.get("status")} if "status" in patch else {})
+        return merged
+    new: Manifest = merge(old, {key: value for key, value in patch.items() if key != "status"})
+    fixed = ("uid", "resourceVersion", "name", "namespace", "generation", "creationTimestamp", "deletionTimestamp")
+    new["metadata"] = {key: value for key, value in (new.get("metadata") or {}).items() if key not in fixed}
+    new["metadata"] |= {key: old["metadata"][key] for key in fixed if key in old["metadata"]}
+    new |= {"apiVersion": old["apiVersion"], "kind": old["kind"]}
+    if _desired(new) != _desired(old):
+        new["metadata"]["generation"] = old["metadata"].get("generation", 1) + 1
+    return new
+
+
+def _desired(body: Manifest) -> Manifest:
+    return {key: value for key, value in body.items() if key not in ("metadata", "status")}
+
+
+def _expired(job: Manifest) -> bool:
+    """Whether ``ttlSecondsAfterFinished`` of an ended job has passed."""
+    ttl = (job["spec"].get("runPolicy") or {}).get("ttlSecondsAfterFinished")
+    ended = job.get("status", {}).get("completionTime")
+    if ttl is None or ended is None:
+        return False
+    return (datetime.now(UTC) - datetime.fromisoformat(ended)).total_seconds() > ttl
+
+
+def _locked(path: Path) -> bool:
+    """Whether a living process holds the lock. The controller tries for a while, so that this look cannot keep it out."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+# Admission: what the API server, the operators' webhooks and a machine without a container runtime refuse.
+
+_DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_DNS_1123 = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+
+
+def _kind(manifest: Manifest) -> Kind:
+    kind = KINDS.get(str(manifest.get("kind")))
+    if kind is None or manifest.get("apiVersion") != kind.api_version:
+        known = ", ".join(f"{kind.api_version} {kind}" for kind in KINDS.values())
+        named = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
+        raise Refused(f"a LocalCluster has no {named}: write one of {known}")
+    return kind
+
+
+def admit(kind: Kind, body: Manifest) -> None:
+    """Check a manifest as the API server and the operator's webhook do, and that this machine can run it.
+
+    Raises:
+        Refused: with every reason.
+    """
+    name = body["metadata"]["name"]
+    problems = _name_problems(kind, name)
+    if kind == PYTORCHJOB:
+        problems += _pytorchjob_problems(body.get("spec"))
+    elif kind == INFERENCESERVICE:
+        problems += _inferenceservice_problems(body.get("spec"))
+    if problems:
+        raise Refused(f'{kind} "{name}" is invalid: {"; ".join(problems)}')
+
+
+def _name_problems(kind: Kind, name: str) -> list[str]:
+    pattern, limit = (_DNS_1035, 63) if kind in CONTROLLED else (_DNS_1123, 253)
+    if isinstance(name, str) and pattern.fullmatch(name) and len(name) <= limit:
+        return []
+    rule = "lower case letters, digits and '-', starting with a letter" if limit == 63 else "lower case, digits, '-', '.'"
+    return [f"metadata.name: Invalid value: {name!r}: must be at most {limit} characters of {rule}"]
+
+
+def _pytorchjob_problems(spec: Any) -> list[str]:
+    if not isinstance(spec, dict) or not isinstance(spec.get("pytorchReplicaSpecs"), dict):
+        return ["spec.pytorchReplicaSpecs: Required value"]
+    replicas = spec["pytorchReplicaSpecs"]
+    problems = [] if replicas else ["spec.pytorchReplicaSpecs: Required value: Master, Worker or both"]
+    if spec.get("elasticPolicy") and "Worker" not in replicas:
+        problems.append("spec.pytorchReplicaSpecs[Worker]: Required value: must be configured if elastic policy is used")
+    if (spec.get("elasticPolicy") or {}).get("nProcPerNode") is not None and spec.get("nprocPerNode") is not None:
+        problems.append("spec.elasticPolicy.nProcPerNode: Forbidden: must not be used with spec.nprocPerNode")
+    if not isinstance(spec.get("nprocPerNode", ""), str):
+        problems.append("spec.nprocPerNode: Invalid value: must be a string")
+    problems += _run_policy_problems(spec.get("runPolicy") or {})
+    for role, replica in replicas.items():
+        problems += _replica_problems(f"spec.pytorchReplicaSpecs[{role}]", role, replica)
+    return problems
+
+
+def _run_policy_problems(policy: Mapping[str, Any]) -> list[str]:
+    numbers = ("activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished")
+    problems = [
+        f"spec.runPolicy.{field}: Invalid value: {policy[field]!r}: must be an integer"
+        for field in numbers
+        if field in policy and type(policy[field]) is not int
+    ]
+    if policy.get("cleanPodPolicy", "None") not in ("None", "Running", "All"):
+        problems.append("spec.runPolicy.cleanPodPolicy: Unsupported value: write None, Running or All")
+    if type(policy.get("suspend", False)) is not bool:
+        problems.append("spec.runPolicy.suspend: Invalid value: must be a boolean")
+    if policy.get("managedBy", "kubeflow.org/training-operator") != "kubeflow.org/training-operator":
+        problems.append("spec.runPolicy.managedBy: Unsupported value: kubeflow.org/training-operator manages it here")
+    return problems
+
+
+def _replica_problems(where: str, role: str, replica: Any) -> list[str]:
+    if role not in ("Master", "Worker"):
+        return [f"{where}: Unsupported value: {role!r}: supported values: Master, Worker"]
+    if not isinstance(replica, dict):
+        return [f"{where}.template.spec.containers: Required value: must be specified"]
+    problems = []
+    count = replica.get("replicas")
+    if role == "Master" and (type(count) is not int or count != 1):
+        problems.append(f"{where}.replicas: Forbidden: must be 1")
+    if role == "Worker" and count is not None and (type(count) is not int or count < 1):
+        problems.append(f"{where}.replicas: Forbidden: must be at least 1")
+    if replica.get("restartPolicy", "OnFailure") not in ("Always", "OnFailure", "Never", "ExitCode"):
+        problems.append(f"{where}.restartPolicy: Unsupported value: write Always, OnFailure, Never or ExitCode")
+    pod = ((replica.get("template") or {}).get("spec")) or {}
+    containers = pod.get("containers") or []
+    where = f"{where}.template.spec"
+    if not any(container.get("name") == "pytorch" for container in containers):
+        problems.append(f"{where}.containers: Required value: must have at least one container with name pytorch")
+    for index, container in enumerate(containers):
+        if not container.get("image"):
+            problems.append(f"{where}.containers[{index}].image: Required value: must be required")
+    return problems + pod_problems(where, pod)
+
+
+def pod_problems(where: str, pod: Mapping[str, Any]) -> list[str]:
+    """Why a pod, given as its spec, cannot run as one process on this machine."""
+    containers = pod.get("containers") or []
+    problems = []
+    if pod.get("initContainers"):
+        problems.append(f"{where}.initContainers: Forbidden: a LocalCluster runs one process a pod: leave them out")
+    if len(containers) > 1:
+        problems.append(f"{where}.containers: Forbidden: a LocalCluster runs one process a pod: leave one container")
+    for index, container in enumerate(containers):
+        problems += _container_problems(f"{where}.containers[{index}]", container)
+    mounts = [mount for container in containers for mount in container.get("volumeMounts") or []]
+    return problems + _volume_problems(where, pod.get("volumes") or [], mounts)
+
+
+def _container_problems(where: str, container: Mapping[str, Any]) -> list[str]:
+    problems = []
+    if not container.get("command"):
+        problems.append(f"{where}.command: Required value: a LocalCluster does not run the image: write its entry point")
+    for field in ("command", "args"):
+        for index, word in enumerate(container.get(field) or []):
+            if not isinstance(word, str):
+                problems.append(f"{where}.{field}[{index}]: Invalid value: {word!r}: must be a string: quote it")
+    if container.get("envFrom"):
+        problems.append(f"{where}.envFrom: Forbidden: a LocalCluster has no Secrets or ConfigMaps: write env with values")
+    return problems + environment_problems(where, container.get("env") or [])
+
+
+def environment_problems(where: str, variables: list[Manifest]) -> list[str]:
+    """Why a container's ``env`` cannot be given to a process."""
+    problems = []
+    for index, variable in enumerate(variables):
+        entry = f"{where}.env[{index}]"
+        if not isinstance(variable.get("name"), str) or not variable["name"]:
+            problems.append(f"{entry}.name: Required value")
+        if not isinstance(variable.get("value", ""), str):
+            problems.append(f"{entry}.value: Invalid value: {variable.get('name')} must be a string: quote it")
+        source = variable.get("valueFrom") or {}
+        path = (source.get("fieldRef") or {}).get("fieldPath")
+        if source and path not in ("metadata.name", "metadata.namespace", "metadata.uid"):
+            what = path or ", ".join(source)
+            problems.append(
+                f"{entry}.valueFrom: Forbidden: {variable.get('name')} comes from {what}, which a LocalCluster has not:"
+                " write its value, or fieldRef metadata.name, metadata.namespace or metadata.uid"
+            )
+    return problems
+
+
+def _volume_problems(where: str, volumes: list[Manifest], mounts: list[Manifest]) -> list[str]:
+    """A process sees this machine's own folders, so only mounts that change nothing can be kept."""
+    by_name = {volume.get("name"): volume for volume in volumes}
+    problems = []
+    for mount in mounts:
+        volume, path = by_name.get(mount.get("name"), {}), mount.get("mountPath")
+        scratch = "emptyDir" in volume and path in ("/dev/shm", "/tmp")
+        same = (volume.get("hostPath") or {}).get("path") == path and not mount.get("subPath")
+        if not scratch and not same:
+            problems.append(
+                f"{where}.volumes[{mount.get('name')}]: Forbidden: a LocalCluster mounts nothing at {path}:"
+                " use a folder of this machine by its own path"
+            )
+    return problems
+
+
+def _inferenceservice_problems(spec: Any) -> list[str]:
+    predictor = spec.get("predictor") if isinstance(spec, dict) else None
+    if not isinstance(predictor, dict):
+        return ["spec.predictor: Required value"]
+    where, model, containers = "spec.predictor", predictor.get("model"), predictor.get("containers")
+    if (model is None) == (not containers):
+        return [f"{where}: Invalid value: exactly one of model and containers must be given"]
+    problems = []
+    for field in ("minReplicas", "maxReplicas"):
+        if type(predictor.get(field, 1)) is not int or predictor.get(field, 1) < 0:
+            problems.append(f"{where}.{field}: Invalid value: must be a whole number, 0 or more")
+    if containers:
+        return problems + pod_problems(where, predictor)
+    if not isinstance(model, dict) or not (model.get("modelFormat") or {}).get("name"):
+        problems.append(f"{where}.model.modelFormat.name: Required value")
+        return problems
+    return problems + environment_problems(f"{where}.model", model.get("env") or [])

@@ -1,0 +1,332 @@
+"""Around every step: check what it reads, price what it used, and record what it did, whether it succeeds or fails."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+
+import tunesmith
+from tunesmith.clusters.base import ClusterError
+from tunesmith.cost import Cost, load_card, price, total
+from tunesmith.errors import TunesmithError
+from tunesmith.launch.loop import LaunchFailed, Outcome
+from tunesmith.launch.progress import emit, say
+from tunesmith.lineage.digest import digest_path, digest_text
+from tunesmith.lineage.record import (
+    KEY_DIGEST,
+    KEY_RECORD,
+    KEY_RECORD_DIGEST,
+    Attempt,
+    Failure,
+    Item,
+    Record,
+    public_parameters,
+)
+from tunesmith.lineage.store import Place, Store, place_of
+from tunesmith.resources import Footprint
+
+_MESSAGE_LIMIT = 2000  # characters of an error that a record keeps
+_IDENTITY_HEX = 20
+
+
+class StepFailed(SystemExit):
+    """The step ends with a failure that is already in its log and in its record; no traceback adds to it."""
+
+    def __init__(self, record: Record, exit_code: int):
+        super().__init__(exit_code)
+        self.record = record
+
+
+class TamperedInput(TunesmithError):
+    """An input is not what the step that wrote it recorded."""
+
+    default_id = "tampered-input"
+    fault = "system"
+
+
+@dataclass
+class Step:
+    """One execution of a step, as its component's body sees it.
+
+    Attributes:
+        metrics: numbers that the record keeps.
+        details: small JSON that the record keeps.
+        inputs: what the step reads, by name.
+        prev: digests of the records that this one follows.
+    """
+
+    component: str
+    place: Place
+    identity: str
+    resume_key: str
+    store: Store
+    parameters: dict[str, Any]
+    footprint: Footprint | None
+    inputs: dict[str, Item] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    prev: set[str] = field(default_factory=set)
+    outcome: Outcome | None = None
+    job_footprint: Footprint | None = None
+
+    def leave(self, name: str, content: Any) -> None:
+        """Leave a small JSON file for the run's report beside the record, which keeps its digest."""
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+        self.store.write(f"{self.place.task}/{name}", text)
+        self.details.setdefault("files", {})[name] = digest_text(text)
+
+    def launched(self, outcome: Outcome, footprint: Footprint) -> None:
+        """Take over what a launch came to.
+
+        Raises:
+            LaunchFailed: it did not reach success.
+        """
+        self.outcome, self.job_footprint = outcome, footprint
+        if outcome.result:
+            told = outcome.result.get("metrics") or {}
+            self.metrics.update({name: float(value) for name, value in told.items() if isinstance(value, (int, float))})
+        if outcome.observation.state.value != "SUCCEEDED":
+            handle = outcome.tries[-1].object if outcome.tries else (outcome.snapshot.object or {})
+            name = handle.get("metadata", {}).get("name", "")
+            raise LaunchFailed(outcome, f"{handle.get('kind', 'object')} {name}".strip())
+
+
+@contextlib.contextmanager
+def step(
+    record: Any,
+    *,
+    component: str,
+    parameters: Mapping[str, Any],
+    reads: Mapping[str, Any] | None = None,
+    writes: Mapping[str, Any] | None = None,
+    footprint: Footprint | None = None,
+) -> Iterator[Step]:
+    """Run a component's body: verify what it reads, then record and price it, whatever happens.
+
+    Args:
+        record: the component's output artifact ``record``; its URI identifies this execution.
+        component: name of the component.
+        parameters: its arguments; secrets among them are redacted by name.
+        reads: input artifacts by name; None values are left out.
+        writes: output artifacts by name; they have content when the body ends.
+        footprint: what the step itself occupies; None if only the job that it launches counts.
+
+    Raises:
+        StepFailed: the body failed; the record says why and who is at fault.
+    """
+    started = time.time()
+    reads = {name: artifact for name, artifact in (reads or {}).items() if artifact is not None}
+    writes = dict(writes or {})
+    place = place_of(record.uri)
+    store = Store(place.root)
+    this = Step(component, place, digest_text(place.key)[7 : 7 + _IDENTITY_HEX], "", store, dict(parameters), footprint)
+    emit("started", place.task, component=component, root=place.root)
+    failure: Failure | None = None
+    exit_code, outputs = 0, {}
+    try:
+        this.prev = {(artifact.metadata or {}).get(KEY_RECORD_DIGEST, "") for artifact in reads.values()} - {""}
+        this.inputs = {name: _read(name, artifact) for name, artifact in reads.items()}
+        this.resume_key = _resume_key(this)
+        yield this
+        outputs = {name: _written(name, artifact) for name, artifact in writes.items()}
+    except (Exception, KeyboardInterrupt) as error:
+        failure, exit_code = _failure(error)
+    if failure:
+        outputs = {name: Item(name, artifact.uri, _type(artifact)) for name, artifact in writes.items()}
+    done = _fitting(_record(this, started, failure, outputs))
+    _publish(done, this, record, writes if not failure else {})
+    emit(
+        "finished",
+        place.task,
+        state=done.state,
+        seconds=done.seconds,
+        cost=dict(done.cost),
+        metrics=dict(done.metrics),
+        failure=dataclasses.asdict(done.failure) if done.failure else None,
+        exit_code=exit_code,
+    )
+    if failure:
+        _show(done, failure)
+        raise StepFailed(done, exit_code)
+
+
+def _read(name: str, artifact: Any) -> Item:
+    """Recompute an input's digest; what its producer recorded must be what is there."""
+    recorded = (artifact.metadata or {}).get(KEY_DIGEST, "")
+    path = Path(artifact.path) if artifact.path else None
+    if path is None or not path.exists():
+        return Item(name, artifact.uri, _type(artifact), recorded)
+    found = digest_path(path)
+    if recorded and recorded != found.text:
+        raise TamperedInput(
+            f"the input {name} at {artifact.uri} has digest {found}, but the step that wrote it recorded {recorded}. "
+            "Somebody changed it. Run the pipeline again from the step that writes it.",
+            "tampered-input",
+        )
+    return Item(name, artifact.uri, _type(artifact), found.text, found.bytes)
+
+
+def _written(name: str, artifact: Any) -> Item:
+    found = digest_path(artifact.path)
+    artifact.metadata[KEY_DIGEST] = found.text
+    return Item(name, artifact.uri, _type(artifact), found.text, found.bytes)
+
+
+def _type(artifact: Any) -> str:
+    return str(getattr(artifact, "schema_title", "")) or type(artifact).__name__
+
+
+def _resume_key(this: Step) -> str:
+    """Names the work itself: the same component, parameters and inputs resume from the same checkpoints."""
+    work = {
+        "component": this.component,
+        "parameters": json.loads(json.dumps(this.parameters, default=str)),
+        "inputs": {name: item.digest or item.uri for name, item in this.inputs.items()},
+        "salt": os.environ.get("TUNESMITH_FRESH", ""),
+    }
+    return digest_text(rfc8785.dumps(work).decode())[7 : 7 + _IDENTITY_HEX]
+
+
+def _failure(error: BaseException) -> tuple[Failure, int]:
+    if isinstance(error, KeyboardInterrupt):
+        return Failure("user", "Interrupted", "the step was interrupted"), 130
+    if isinstance(error, LaunchFailed):
+        return Failure(error.fault, error.reason, _cut(str(error)), tuple(_cut(line, 400) for line in error.log_tail)), 1
+    if isinstance(error, TunesmithError):
+        return Failure(error.fault, type(error).__name__, _cut(str(error))), error.exit_code
+    if isinstance(error, ClusterError):
+        return Failure("system", type(error).__name__, _cut(str(error))), 1
+    trace = traceback.format_exception(error)
+    lines = "".join(trace).rstrip().splitlines()
+    return Failure("system", type(error).__name__, _cut(str(error)), tuple(_cut(line, 400) for line in lines[-20:])), 1
+
+
+def _cut(text: str, limit: int = _MESSAGE_LIMIT) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _fitting(record: Record) -> Record:
+    """The record, without its longest parts if it would be over the limit: a failure must never go unrecorded."""
+    for change in (
+        lambda r: r,
+        lambda r: dataclasses.replace(r, failure=r.failure and dataclasses.replace(r.failure, log_tail=())),
+        lambda r: dataclasses.replace(r, parameters={"digest": digest_text(json.dumps(r.parameters, default=str))}),
+        lambda r: dataclasses.replace(r, details={"files": r.details.get("files", {})}),
+        lambda r: dataclasses.replace(r, attempts=r.attempts[-3:]),
+    ):
+        record = change(record)
+        with contextlib.suppress(ValueError):
+            record.text()
+            return record
+    return record
+
+
+def _record(this: Step, started: float, failure: Failure | None, outputs: Mapping[str, Item]) -> Record:
+    seconds = time.time() - started
+    attempts = _attempts(this)
+    cost = _cost(this, seconds)
+    return Record(
+        task=this.place.task,
+        component=this.component,
+        identity=this.identity,
+        attempt=_next_attempt(this),
+        state="FAILED" if failure else "SUCCEEDED",
+        started=_stamp(started),
+        ended=_stamp(started + seconds),
+        seconds=round(seconds, 3),
+        run={"root": this.place.root, "key": os.environ.get("TUNESMITH_RUN_KEY", "")},
+        parameters=public_parameters(this.parameters),
+        inputs=tuple(this.inputs.values()),
+        outputs=tuple(outputs.values()),
+        code={
+            "tunesmith": tunesmith.__version__,
+            "python": platform.python_version(),
+            "image": os.environ.get("TUNESMITH_IMAGE", "none: ran as a process of this machine"),
+        },
+        metrics=this.metrics,
+        details=this.details,
+        attempts=attempts,
+        cost=cost.to_json(),
+        failure=failure,
+        prev=tuple(sorted(this.prev)),
+    )
+
+
+def _attempts(this: Step) -> tuple[Attempt, ...]:
+    if this.outcome is None or this.job_footprint is None:
+        return ()
+    card = load_card(None)
+    return tuple(
+        Attempt(
+            name=one.object["metadata"]["name"],
+            kind=one.object["kind"],
+            uid=one.object["metadata"]["uid"],
+            state=one.observation.state.value,
+            reason=one.observation.reason,
+            message=_cut(one.observation.message, 400),
+            exit_code=one.observation.exit_code,
+            fault=one.observation.fault.value if one.observation.fault else "",
+            started=one.started,
+            ended=one.ended,
+            seconds=one.seconds,
+            restarts=one.restarts,
+            cost=price(this.job_footprint, one.seconds, card).to_json(),
+        )
+        for one in this.outcome.tries
+    )
+
+
+def _cost(this: Step, seconds: float) -> Cost:
+    """All attempts of the job, and the step itself where it is the one that works."""
+    card = load_card(None)
+    parts = []
+    if this.footprint is not None:
+        parts.append(price(this.footprint, seconds, card))
+    if this.outcome is not None and this.job_footprint is not None:
+        parts += [price(this.job_footprint, one.seconds, card) for one in this.outcome.tries]
+    return total(parts)
+
+
+def _next_attempt(this: Step) -> int:
+    mine = [path for path in this.store.paths() if path.startswith(f"{this.place.task}/{this.identity}.")]
+    return len(mine) + 1
+
+
+def _publish(done: Record, this: Step, record: Any, writes: Mapping[str, Any]) -> None:
+    """The record's file is the source; the artifact's content and metadata are the convenience."""
+    text = done.text()
+    this.store.write(f"{this.place.task}/{this.identity}.{done.attempt}.json", text)
+    if record.path:
+        path = Path(record.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    record.metadata[KEY_RECORD] = text
+    record.metadata[KEY_RECORD_DIGEST] = done.digest
+    for artifact in writes.values():
+        artifact.metadata[KEY_RECORD_DIGEST] = done.digest
+
+
+def _show(done: Record, failure: Failure) -> None:
+    say(f"FAILED {done.task}: {failure.message}")
+    say(f"at fault: {failure.fault}; reason: {failure.reason}")
+    for line in failure.log_tail:
+        print(f"| {line}", file=sys.stdout, flush=True)
+
+
+def _stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+

@@ -1,0 +1,313 @@
+"""Runs the pods of one controller as processes, and writes what becomes of them into their status.
+
+The node of a LocalCluster: it starts a supervisor (`tunesmith.local.shim`) for each attempt of a pod's container, reads
+its report, restarts by the pod's ``restartPolicy`` with a back-off, and ends the processes of a deleted pod. All it knows
+stands in the pod and in the files of ``pods/<uid>/``, so that a controller that starts anew goes on with what still runs.
+
+Of a real container these hold: command, args, env (also ``$(NAME)`` in them), working folder, signals, exit code,
+termination message. These do not: the image (an event says so), limits of CPU and memory, network and mounts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tunesmith.clusters.base import AlreadyExists, Manifest, NotFound
+from tunesmith.clusters.local import LocalCluster, clean_environment, merge, now
+from tunesmith.local import shim
+from tunesmith.resources import EVENT, POD
+
+TERMINATION_LOG = "TUNESMITH_TERMINATION_LOG"
+MARK = "TUNESMITH_POD_UID"
+MESSAGE_BYTES = 4096
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 10.0
+_CLAIM_S = 10.0  # a supervisor that has not claimed its attempt after this long is started again
+
+Ready = Callable[[Manifest], bool]
+
+
+def stamp(seconds: float) -> str:
+    """A moment, in seconds since the epoch, as Kubernetes writes it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def record(cluster: LocalCluster, about: Manifest, reason: str, message: str, *, warning: bool = False) -> None:
+    """Write an Event about an object."""
+    metadata = about["metadata"]
+    involved = {key: metadata[key] for key in ("namespace", "name", "uid")}
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+        "involvedObject": {"apiVersion": about["apiVersion"], "kind": about["kind"], **involved},
+        "reason": reason,
+        "message": message,
+        "type": "Warning" if warning else "Normal",
+        "firstTimestamp": now(),
+        "lastTimestamp": now(),
+        "count": 1,
+        "source": {"component": "tunesmith-local"},
+    }
+    with contextlib.suppress(AlreadyExists):  # of a random name: twice in a lifetime, and then an event is missing
+        cluster.create(event)
+
+
+def container_of(pod: Manifest) -> Manifest:
+    """The pod's only container."""
+    container: Manifest = pod["spec"]["containers"][0]
+    return container
+
+
+class Kubelet:
+    """The processes of all pods below one controlled object.
+
+    Attributes:
+        cluster: where the pods are.
+        root: uid of the controlled object.
+        ready: whether a running pod can serve; by default it can as soon as it runs.
+    """
+
+    def __init__(self, cluster: LocalCluster, root: str, ready: Ready = lambda pod: True):
+        self.cluster = cluster
+        self.root = root
+        self.ready = ready
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._launched: dict[tuple[str, int], float] = {}
+
+    def sync(self) -> list[Manifest]:
+        """Bring processes and statuses up to date once; returns the pods as they are then."""
+        self._children = [child for child in self._children if child.poll() is None]
+        for pod in self.cluster.under(self.root, POD):
+            if pod["metadata"].get("deletionTimestamp"):
+                self._end(pod)
+            elif pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+                self._advance(pod)
+        return self.cluster.under(self.root, POD)
+
+    # One pod.
+
+    def _advance(self, pod: Manifest) -> None:
+        status = pod.get("status", {})
+        attempt = self._attempt(pod)
+        exited, claimed = self._read(pod, "exit", attempt), self._read(pod, "shim", attempt)
+        if exited is None and claimed is not None and not _alive(claimed):
+            # Its report is written before it ends, so look once more.
+            exited = self._read(pod, "exit", attempt) or self._lost(pod)
+        seen_running = _container_status(pod).get("restartCount") == attempt and "state" in _container_status(pod)
+        if exited is not None and (seen_running or exited["reason"] == "StartError"):
+            self._ended(pod, attempt, exited)
+        elif claimed is not None:
+            self._running(pod, attempt, claimed)  # also one that was too quick to be seen: an attempt starts, then ends
+        elif time.time() >= self._due(pod, attempt):
+            self._launch(pod, attempt)
+        elif not status:
+            self._write(pod, {"phase": "Pending"})
+
+    def _attempt(self, pod: Manifest) -> int:
+        """The number of the newest attempt that was launched, or 0."""
+        specs = self._folder(pod).glob("spec.*.json")
+        return max((int(spec.name.split(".")[1]) for spec in specs), default=0)
+
+    def _due(self, pod: Manifest, attempt: int) -> float:
+        """When the attempt may be launched, in seconds since the epoch."""
+        return self._launched.get((pod["metadata"]["uid"], attempt), -_CLAIM_S) + _CLAIM_S
+
+    def _launch(self, pod: Manifest, attempt: int) -> None:
+        uid, folder = pod["metadata"]["uid"], self._folder(pod)
+        folder.mkdir(exist_ok=True)
+        environment = self._environment(pod, attempt)
+        container = container_of(pod)
+        words = [*container["command"], *(container.get("args") or [])]
+        declared = {variable["name"]: environment[variable["name"]] for variable in container.get("env") or []}
+        spec = {
+            "argv": [_expand(word, declared) for word in words],
+            "env": environment,
+            "cwd": container.get("workingDir") or str(folder),
+            "log": str(self.cluster.folder / "logs" / f"{uid}.{attempt}.log"),
+            "grace_s": pod["spec"].get("terminationGracePeriodSeconds", 30),
+            "database": str(self.cluster.folder / "cluster.db"),
+            "lock": str(self.cluster.lock_file(self.root)),
+            "controller": self.cluster.controller_command(self.root),
+            "controller_env": clean_environment(),
+            "controller_log": str(self.cluster.folder / "controllers" / f"{self.root}.log"),
+        }
+        shim.write_json(folder / f"spec.{attempt}.json", spec)
+        (folder / f"spec.{attempt}.json").chmod(0o600)  # a container's environment may hold its user's secrets
+        self._launched[uid, attempt] = time.time()
+        command = [sys.executable, "-I", "-S", shim.__file__, str(folder), str(attempt)]
+        with (folder / "shim.log").open("ab") as log:
+            child = subprocess.Popen(
+                command, cwd=folder, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self._children.append(child)
+
+    def _environment(self, pod: Manifest, attempt: int) -> dict[str, str]:
+        """A clean environment and the container's own; the last entry of a name counts, as in Kubernetes."""
+        metadata = pod["metadata"]
+        values = clean_environment() | {"HOSTNAME": metadata["name"], MARK: metadata["uid"]}
+        values[TERMINATION_LOG] = str(self._folder(pod) / f"termination.{attempt}")
+        own: dict[str, str] = {}
+        for variable in container_of(pod).get("env") or []:
+            if field := variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath"):
+                own[variable["name"]] = metadata[field.removeprefix("metadata.")]
+            else:
+                own[variable["name"]] = _expand(variable.get("value", ""), own)
+        return values | own
+
+    def _running(self, pod: Manifest, attempt: int, claimed: Mapping[str, Any]) -> None:
+        before = _container_status(pod)
+        if not before.get("state", {}).get("running") or before.get("restartCount") != attempt:
+            record(self.cluster, pod, "Started", f"Started container {container_of(pod)['name']}")
+            state = {"running": {"startedAt": stamp(claimed["at"])}}
+            started = {"phase": "Running", "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "startTime": stamp(claimed["at"])}
+            pod = self._write(pod, started | self._container(pod, attempt, state, ready=False))
+            before = _container_status(pod)
+        ready = self.ready(pod)
+        if ready != before.get("ready"):
+            self._write(pod, self._container(pod, attempt, before["state"], ready=ready))
+
+    def _ended(self, pod: Manifest, attempt: int, exited: Mapping[str, Any]) -> None:
+        before = _container_status(pod)
+        waiting = before.get("state", {}).get("waiting")
+        if waiting is None:
+            self._note_end(pod, attempt, exited)
+        elif time.time() >= exited["finished"] + self._pause(attempt):
+            self._launch(pod, attempt + 1)
+
+    def _note_end(self, pod: Manifest, attempt: int, exited: Mapping[str, Any]) -> None:
+        """Write the end of an attempt: for good, or until the next one."""
+        policy = pod["spec"].get("restartPolicy", "Always")
+        terminated = {"terminated": self._terminated(pod, attempt, exited)}
+        name = container_of(pod)["name"]
+        if policy == "Always" or (policy == "OnFailure" and exited["code"] != 0):
+            pause = self._pause(attempt)
+            place = f"{name} pod={pod['metadata']['name']}_{pod['metadata']['namespace']}({pod['metadata']['uid']})"
+            message = f"back-off {pause:g}s restarting failed container={place}"
+            record(self.cluster, pod, "BackOff", f"Back-off restarting failed container {place}", warning=True)
+            state = {"waiting": {"reason": "CrashLoopBackOff", "message": message}}
+            self._write(pod, {"phase": "Running"} | self._container(pod, attempt, state, last=terminated))
+        else:
+            phase = "Succeeded" if exited["code"] == 0 else "Failed"
+            self._write(pod, {"phase": phase} | self._container(pod, attempt, terminated))
+
+    def _terminated(self, pod: Manifest, attempt: int, exited: Mapping[str, Any]) -> Manifest:
+        state = {"exitCode": exited["code"], "reason": exited["reason"]}
+        if message := exited["message"] or self._message(pod, attempt, exited["code"]):
+            state["message"] = message
+        times = {"startedAt": stamp(exited["started"]), "finishedAt": stamp(exited["finished"])}
+        return state | times
+
+    def _message(self, pod: Manifest, attempt: int, code: int) -> str:
+        """The termination message: what the container wrote for it, else (if it asks for that) the end of its log."""
+        written = _tail(self._folder(pod) / f"termination.{attempt}")
+        fallback = container_of(pod).get("terminationMessagePolicy") == "FallbackToLogsOnError"
+        if written or code == 0 or not fallback:
+            return written
+        lines = _tail(self.cluster.folder / "logs" / f"{pod['metadata']['uid']}.{attempt}.log", 2048)
+        return "\n".join(lines.splitlines()[-80:])
+
+    def _lost(self, pod: Manifest) -> Manifest:
+        """The supervisor was killed: end what it has left, and say so."""
+        shim.kill(shim.marked(f"{MARK}={pod['metadata']['uid']}"))
+        moment = time.time()
+        message = "the supervisor of this container was killed"
+        return {"code": 137, "reason": "Error", "message": message, "started": moment, "finished": moment}
+
+    def _end(self, pod: Manifest) -> None:
+        """Bring a deleted pod to its end: first a signal, then its removal when nothing runs any more."""
+        attempt = self._attempt(pod)
+        claimed = self._read(pod, "shim", attempt)
+        launched = self._launched.get((pod["metadata"]["uid"], attempt), 0.0)
+        if claimed is None and time.time() < launched + _CLAIM_S:
+            return  # about to start: wait until it can be told
+        if claimed is not None and _alive(claimed):
+            shim.kill([claimed["pid"]], 15)
+            return
+        shim.kill(shim.marked(f"{MARK}={pod['metadata']['uid']}"))
+        with contextlib.suppress(OSError):
+            for private in self._folder(pod).glob("spec.*.json"):
+                private.unlink()
+        self.cluster.finalize(pod)
+
+    # Files and statuses.
+
+    def _folder(self, pod: Manifest) -> Path:
+        return self.cluster.folder / "pods" / str(pod["metadata"]["uid"])
+
+    def _read(self, pod: Manifest, what: str, attempt: int) -> Manifest | None:
+        try:
+            value: Manifest = json.loads((self._folder(pod) / f"{what}.{attempt}.json").read_text())
+        except FileNotFoundError:
+            return None
+        return value
+
+    @staticmethod
+    def _pause(attempt: int) -> float:
+        return float(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**attempt))
+
+    def _container(
+        self, pod: Manifest, attempt: int, state: Manifest, *, ready: bool = False, last: Manifest | None = None
+    ) -> Manifest:
+        """The parts of a pod's status that speak of its container."""
+        container, before = container_of(pod), _container_status(pod)
+        status = {
+            "name": container["name"],
+            "image": container.get("image", ""),
+            "imageID": "",
+            "restartCount": attempt,
+            "ready": ready,
+            "started": "running" in state,
+            "state": state,
+            "lastState": last or before.get("lastState", {}),
+        }
+        truth = "True" if ready else "False"
+        conditions = [{"type": kind, "status": truth} for kind in ("ContainersReady", "Ready")]
+        return {"containerStatuses": [status], "conditions": conditions}
+
+    def _write(self, pod: Manifest, status: Manifest) -> Manifest:
+        whole = merge(pod.get("status", {}), status)
+        with contextlib.suppress(NotFound):
+            name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+            # A merge patch keeps what it does not name, so a replaced list or state is written whole (lists are atomic).
+            return self.cluster.patch(POD, namespace, name, {"status": whole}, subresource="status")
+        return pod
+
+
+def _container_status(pod: Manifest) -> Manifest:
+    statuses = pod.get("status", {}).get("containerStatuses") or [{}]
+    status: Manifest = statuses[0]
+    return status
+
+
+def _alive(claimed: Mapping[str, Any]) -> bool:
+    return shim.start_time(claimed["pid"]) == claimed["start_time"]
+
+
+def _tail(path: Path, limit: int = MESSAGE_BYTES) -> str:
+    """The last ``limit`` bytes of a file as text; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+            return file.read(limit).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _expand(text: str, values: Mapping[str, str]) -> str:
+    """``$(NAME)`` replaced as Kubernetes does; an unknown name stays as it is, and ``$$`` stands for ``$``."""
+    return re.sub(
+        r"\$\$|\$\(([-._a-zA-Z0-9]+)\)",
+        lambda match: "$" if match[0] == "$$" else values.get(match[1], match[0]),
+        text,
+    )
