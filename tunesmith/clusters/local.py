@@ -7,8 +7,9 @@ The folder holds::
     pods/<pod uid>/    what the supervisor of each container attempt was told, and what it reported
     logs/              <pod uid>.<attempt>.log: stdout and stderr of the container
 
-Creating a PyTorchJob or an InferenceService starts a controller, a process of its own that outlives its creator; so does
-opening the folder again when a controller has died. Several processes may use one folder at once, on one machine.
+Creating a PyTorchJob or an InferenceService starts a controller, a process of its own that outlives its creator; so
+does opening the folder again when a controller has died. Several processes may use one folder at once, on one machine
+(not over a network file system: SQLite's shared memory does not reach across).
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ from tunesmith.clusters.base import (
 )
 from tunesmith.resources import INFERENCESERVICE, KINDS, POD, PYTORCHJOB, Kind
 
+Manifests = list[Manifest]  # inside LocalCluster, `list` is one of its verbs
+Command = list[str]
+
 CONTROLLED = (PYTORCHJOB, INFERENCESERVICE)
+PORT_ANNOTATION = "tunesmith.dev/port"  # of an InferenceService: the port of this machine at which to serve
 POLL_S = 0.025
 JOURNAL_ROWS = 4096
 _ENDED = ("Succeeded", "Failed")
@@ -77,10 +82,26 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def clean_environment() -> dict[str, str]:
-    """What every process of the cluster starts from: the running interpreter's programs first, nothing of the caller's."""
+    """What every process of the cluster starts from: the running interpreter's programs first, and no secret."""
     programs = str(Path(sys.executable).parent)
+    others = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if folder != programs]
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
-    return {"PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])} | kept
+    return {"PATH": os.pathsep.join([programs, *others])} | kept
+
+
+class Changes:
+    """Tells, for the price of a read of shared memory, whether anything in the cluster has changed."""
+
+    def __init__(self, db: sqlite3.Connection):
+        self._db = db
+        self._seen: object = None
+
+    def any(self) -> bool:
+        """Whether another connection wrote since the last call; true at the first."""
+        version = self._db.execute("PRAGMA data_version").fetchone()
+        changed: bool = version != self._seen
+        self._seen = version
+        return changed
 
 
 class LocalCluster:
@@ -134,7 +155,7 @@ class LocalCluster:
         with self._transaction() as db:
             return _must_find(db, kind, namespace, name)
 
-    def list(self, kind: Kind, namespace: str, labels: Mapping[str, str] | None = None) -> list[Manifest]:
+    def list(self, kind: Kind, namespace: str, labels: Mapping[str, str] | None = None) -> Manifests:
         """See `Cluster.list`."""
         with self._transaction() as db:
             return _select(db, kind, namespace, None, labels)
@@ -152,16 +173,13 @@ class LocalCluster:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         known: dict[str, Manifest] = {}
         position = -1
-        seen_version = None
         db = self._connect()
+        changes = Changes(db)
         try:
             while True:
-                # Read before the rows: a change in between is then seen again rather than missed.
-                version = db.execute("PRAGMA data_version").fetchone()
-                if version != seen_version:
-                    seen_version = version
-                    changes, position = _news(db, kind, namespace, name, labels, known, position)
-                    yield from changes
+                if changes.any():  # asked before the rows are read, so that nothing in between is missed
+                    news, position = _news(db, kind, namespace, name, labels, known, position)
+                    yield from news
                 elif end is not None and time.monotonic() >= end:
                     return
                 else:
@@ -216,15 +234,19 @@ class LocalCluster:
 
     # For controllers and the command line.
 
+    def changes(self) -> Changes:
+        """A look-out for changes of any object, on a connection of its own."""
+        return Changes(self._connect())
+
     def revive(self) -> None:
         """Start the controllers that should live and do not; delete finished jobs whose time to live is over."""
         with self._transaction() as db:
-            jobs = _select(db, PYTORCHJOB, None, None, None)
             roots = {row[0] for row in db.execute("SELECT DISTINCT root FROM objects WHERE root != ''")}
-        for job in jobs:
+        for job in self.everywhere(PYTORCHJOB):
             if _expired(job):
-                self.delete(PYTORCHJOB, job["metadata"]["namespace"], job["metadata"]["name"], uid=job["metadata"]["uid"])
-                roots.discard(job["metadata"]["uid"])
+                namespace, name, uid = (job["metadata"][key] for key in ("namespace", "name", "uid"))
+                self.delete(PYTORCHJOB, namespace, name, uid=uid)
+                roots.discard(uid)
         for uid in sorted(roots):
             if self._unattended(uid):
                 self._ensure_controller(uid)
@@ -235,7 +257,12 @@ class LocalCluster:
             row = db.execute("SELECT body FROM objects WHERE uid = ?", (uid,)).fetchone()
         return None if row is None else _load(row[0])
 
-    def under(self, root: str, kind: Kind) -> list[Manifest]:
+    def everywhere(self, kind: Kind) -> Manifests:
+        """All objects of ``kind`` in every namespace."""
+        with self._transaction() as db:
+            return _select(db, kind, None, None, None)
+
+    def under(self, root: str, kind: Kind) -> Manifests:
         """All objects of ``kind`` that the controller of ``root`` looks after, also those being deleted."""
         with self._transaction() as db:
             rows = db.execute("SELECT body FROM objects WHERE root = ? AND kind = ? ORDER BY rowid", (root, kind.kind))
@@ -252,7 +279,7 @@ class LocalCluster:
         """The file that the controller of the object ``uid`` locks while it lives."""
         return self.folder / "controllers" / f"{uid}.lock"
 
-    def controller_command(self, uid: str) -> list[str]:
+    def controller_command(self, uid: str) -> Command:
         """The command line that starts a controller for the object ``uid``; it detaches itself and returns."""
         # -P: a folder named tunesmith in the working directory must not be imported in place of the package.
         command = [sys.executable, "-P", "-m", "tunesmith.local", "control"]
@@ -415,7 +442,8 @@ def _select(
 
 
 def _carries(body: Manifest, labels: Mapping[str, str] | None) -> bool:
-    return (labels or {}).items() <= body["metadata"].get("labels", {}).items()
+    carried = body["metadata"].get("labels") or {}
+    return all(carried.get(key) == value for key, value in (labels or {}).items())
 
 
 def _journal(db: sqlite3.Connection, type_: str, kind: Kind, body: Manifest) -> str:
@@ -466,7 +494,7 @@ def _news(
     known: dict[str, Manifest],
     position: int,
 ) -> tuple[list[WatchEvent], int]:
-    """Changes since the version ``position`` (-1: none seen), and the version they reach. Brings ``known`` up to date."""
+    """Changes since the version ``position`` (-1: none seen), and the version they reach; updates ``known``."""
     db.execute("BEGIN")  # one state of the database for all three reads
     try:
         last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'journal'").fetchone()
@@ -535,11 +563,12 @@ def _expired(job: Manifest) -> bool:
     ended = job.get("status", {}).get("completionTime")
     if ttl is None or ended is None:
         return False
-    return (datetime.now(UTC) - datetime.fromisoformat(ended)).total_seconds() > ttl
+    passed = datetime.now(UTC) - datetime.fromisoformat(ended)
+    return passed.total_seconds() > int(ttl)
 
 
 def _locked(path: Path) -> bool:
-    """Whether a living process holds the lock. The controller tries for a while, so that this look cannot keep it out."""
+    """Whether a living process holds the lock. A controller tries for a while, so that this look cannot keep it out."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -576,7 +605,7 @@ def admit(kind: Kind, body: Manifest) -> None:
     if kind == PYTORCHJOB:
         problems += _pytorchjob_problems(body.get("spec"))
     elif kind == INFERENCESERVICE:
-        problems += _inferenceservice_problems(body.get("spec"))
+        problems += _port_problems(body["metadata"]) + _inferenceservice_problems(body.get("spec"))
     if problems:
         raise Refused(f'{kind} "{name}" is invalid: {"; ".join(problems)}')
 
@@ -585,8 +614,8 @@ def _name_problems(kind: Kind, name: str) -> list[str]:
     pattern, limit = (_DNS_1035, 63) if kind in CONTROLLED else (_DNS_1123, 253)
     if isinstance(name, str) and pattern.fullmatch(name) and len(name) <= limit:
         return []
-    rule = "lower case letters, digits and '-', starting with a letter" if limit == 63 else "lower case, digits, '-', '.'"
-    return [f"metadata.name: Invalid value: {name!r}: must be at most {limit} characters of {rule}"]
+    rule = "a-z, 0-9 and '-', starting with a letter" if limit == 63 else "a-z, 0-9, '-' and '.'"
+    return [f"metadata.name: Invalid value: {name!r}: must be at most {limit} characters: {rule}"]
 
 
 def _pytorchjob_problems(spec: Any) -> list[str]:
@@ -595,7 +624,8 @@ def _pytorchjob_problems(spec: Any) -> list[str]:
     replicas = spec["pytorchReplicaSpecs"]
     problems = [] if replicas else ["spec.pytorchReplicaSpecs: Required value: Master, Worker or both"]
     if spec.get("elasticPolicy") and "Worker" not in replicas:
-        problems.append("spec.pytorchReplicaSpecs[Worker]: Required value: must be configured if elastic policy is used")
+        where = "spec.pytorchReplicaSpecs[Worker]"
+        problems.append(f"{where}: Required value: must be configured if elastic policy is used")
     if (spec.get("elasticPolicy") or {}).get("nProcPerNode") is not None and spec.get("nprocPerNode") is not None:
         problems.append("spec.elasticPolicy.nProcPerNode: Forbidden: must not be used with spec.nprocPerNode")
     if not isinstance(spec.get("nprocPerNode", ""), str):
@@ -663,13 +693,13 @@ def pod_problems(where: str, pod: Mapping[str, Any]) -> list[str]:
 def _container_problems(where: str, container: Mapping[str, Any]) -> list[str]:
     problems = []
     if not container.get("command"):
-        problems.append(f"{where}.command: Required value: a LocalCluster does not run the image: write its entry point")
+        problems.append(f"{where}.command: Required value: a LocalCluster has not the image's: write its entry point")
     for field in ("command", "args"):
         for index, word in enumerate(container.get(field) or []):
             if not isinstance(word, str):
                 problems.append(f"{where}.{field}[{index}]: Invalid value: {word!r}: must be a string: quote it")
     if container.get("envFrom"):
-        problems.append(f"{where}.envFrom: Forbidden: a LocalCluster has no Secrets or ConfigMaps: write env with values")
+        problems.append(f"{where}.envFrom: Forbidden: a LocalCluster has no Secrets and ConfigMaps: write env")
     return problems + environment_problems(where, container.get("env") or [])
 
 
@@ -709,6 +739,13 @@ def _volume_problems(where: str, volumes: list[Manifest], mounts: list[Manifest]
     return problems
 
 
+def _port_problems(metadata: Mapping[str, Any]) -> list[str]:
+    port = (metadata.get("annotations") or {}).get(PORT_ANNOTATION, "1")
+    if str(port).isdigit() and 0 < int(port) < 65536:
+        return []
+    return [f"metadata.annotations[{PORT_ANNOTATION}]: Invalid value: {port!r}: write a port from 1 to 65535"]
+
+
 def _inferenceservice_problems(spec: Any) -> list[str]:
     predictor = spec.get("predictor") if isinstance(spec, dict) else None
     if not isinstance(predictor, dict):
@@ -723,6 +760,9 @@ def _inferenceservice_problems(spec: Any) -> list[str]:
     if containers:
         return problems + pod_problems(where, predictor)
     if not isinstance(model, dict) or not (model.get("modelFormat") or {}).get("name"):
-        problems.append(f"{where}.model.modelFormat.name: Required value")
-        return problems
+        return [*problems, f"{where}.model.modelFormat.name: Required value"]
+    if not Path(str(model.get("storageUri", "")).removeprefix("file://")).is_absolute():
+        problems.append(
+            f"{where}.model.storageUri: Invalid value: a LocalCluster serves a folder: write file:///folder"
+        )
     return problems + environment_problems(f"{where}.model", model.get("env") or [])

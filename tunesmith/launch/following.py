@@ -47,7 +47,9 @@ class Follower:
             self._watch(DEPLOYMENT, labels=labels)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stopped.set()
         if self._log:
             self._log.join(_LOG_FLUSH_SECONDS)
@@ -95,7 +97,9 @@ class Follower:
         def run() -> None:
             try:
                 while not self._stopped.is_set():
-                    watch = self._cluster.watch(kind, self._namespace, name=name, labels=labels, timeout_s=_WATCH_SECONDS)
+                    watch = self._cluster.watch(
+                        kind, self._namespace, name=name, labels=labels, timeout_s=_WATCH_SECONDS
+                    )
                     for event in watch:
                         self._changes.put((kind, event))
                         if self._stopped.is_set():

@@ -373,4 +373,3 @@ def _number(manifest: Manifest) -> int:
 
 def _name(manifest: Manifest) -> str:
     return f"{manifest['kind']} {manifest['metadata']['name']}"
-

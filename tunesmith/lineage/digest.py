@@ -1,8 +1,8 @@
 """Digests of files and folders, the same on every machine.
 
-A file's digest is the sha256 of its bytes. A folder's is the sha256 of the RFC 8785 canonical JSON of the sorted list of
-``[posix path, sha256, size in bytes]`` of every file in it, so that the order in which a file system lists them, their
-times and their owners do not count. The algorithm is part of the digest's text.
+A file's digest is the sha256 of its bytes. A folder's is the sha256 of the RFC 8785 canonical JSON of the sorted list
+of ``[posix path, sha256, size in bytes]`` of every file in it, so that the order in which a file system lists them,
+their times and their owners do not count. The algorithm is part of the digest's text.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ KEY_DIGEST = "tunesmith_digest"
 KEY_RECORD = "tunesmith_record"
 KEY_RECORD_DIGEST = "tunesmith_record_digest"
 
+_LARGEST_EXACT = 2**53 - 1
 _LONG_VALUE = 512
 _REDACTED = "<redacted>"
 _SECRET_WORDS = ("secret", "password", "token", "api_key", "apikey", "credential", "authorization")
@@ -159,13 +160,17 @@ def _public(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Values that canonical JSON can hold: floats that are not finite become text, tuples lists."""
+    """Values that canonical JSON can hold.
+
+    Tuples become lists; numbers that are not finite, or that JSON readers do not keep exactly, become text; lone
+    surrogates, which have no UTF-8, question marks.
+    """
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {_plain(str(key)): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    if value is None or isinstance(value, (str, int, float, bool)):
+    if value is None or isinstance(value, bool):
         return value
-    return str(value)
+    if isinstance(value, (int, float)):
+        return value if abs(value) <= _LARGEST_EXACT else str(value)
+    return str(value).encode("utf-8", "replace").decode()

@@ -1,9 +1,9 @@
 """Check the records of finished runs against what lies on disk, without a server.
 
-A run is a folder that holds ``tunesmith/<task>/<identity>.<attempt>.json``; a WORKDIR holds several under ``runs/``. Four
-things vouch for each other, so that one changed byte in any of them is found:
+A run is a folder that holds ``tunesmith/<task>/<identity>.<attempt>.json``; a WORKDIR holds several under ``runs/``.
+Four things vouch for each other, so that one changed byte in any of them is found:
 
-- a record is canonical JSON, and the digest of its text stands in the ``prev`` of the records that consumed its outputs;
+- a record is canonical JSON, and the digest of its text is in the ``prev`` of the records that consumed its outputs;
 - the same text is the content of the step's ``record`` artifact, at ``<run>/<task>/record``;
 - each artifact and each file that a record lists has the recorded digest;
 - an input's digest is the one that its producer recorded.
@@ -13,6 +13,7 @@ Whoever can write all of them consistently is not found; for that, keep a record
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,6 +61,10 @@ class Verification:
     def ok(self) -> bool:
         """Whether everything holds."""
         return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON, for ``--json``."""
+        return {"ok": self.ok, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -164,9 +169,10 @@ def _check_types(record: Record) -> None:
 
 
 def _moved(stored: Iterable[_Stored]) -> dict[Path, Path]:
-    """Where runs lay when they were recorded, and where they lie now: a copied WORKDIR is checked itself, not its source.
+    """Where runs lay when they were recorded, and where they lie now.
 
-    A run's folder keeps its name; its old place is read from the URIs of its own outputs.
+    So a copied WORKDIR is checked itself, and not the one it was copied from. A run's folder keeps its name; its old
+    place is read from the URIs of its own outputs.
     """
     places: dict[Path, Path] = {}
     for one in stored:
@@ -281,7 +287,7 @@ def _uri(item: Item, check: _Check) -> str:
 
 
 def _check_items(one: _Stored, producers: Mapping[str, tuple[Item, _Stored]], check: _Check) -> None:
-    """Recompute the digests of inputs and outputs that lie here, and compare inputs with what their producers recorded."""
+    """Recompute the digests of what lies here, and compare inputs with what their producers recorded."""
     for role, items in (("output", one.record.outputs), ("input", one.record.inputs)):
         for item in items:
             label = f"{role} {item.name} of {one.record.task}"
@@ -326,14 +332,3 @@ def _compare(what: str, path: Path, expected: str, check: _Check) -> None:
 
 def _short(error: BaseException) -> str:
     return f"{error}"[:200] or type(error).__name__
-
-
-def as_json(verification: Verification) -> dict[str, Any]:
-    """The outcome as plain JSON, for ``--json``."""
-    return {
-        "ok": verification.ok,
-        "records": verification.records,
-        "artifacts": verification.artifacts,
-        "bytes": verification.bytes,
-        "problems": [finding.__dict__ for finding in verification.problems],
-    }

@@ -1,7 +1,7 @@
 """``python -m tunesmith.local control --cluster FOLDER --uid UID``: the controller of one object.
 
-Not for people: `LocalCluster` starts it. It detaches itself from whoever starts it, so that its parent neither waits for
-it nor is left with a zombie.
+Not for people: `LocalCluster` starts it. It detaches itself from whoever starts it, so that its parent neither waits
+for it nor is left with a zombie.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ _PAUSE_S = 1.0
 
 class Controller(Protocol):
     """What `control` drives."""
+
+    def stirred(self) -> bool:
+        """Whether a step is due though no object has changed; asked many times a second."""
+        ...
 
     def step(self) -> bool:
         """Bring things one step further; False when there is nothing left to do."""
@@ -50,10 +54,13 @@ def control(cluster: LocalCluster, uid: str) -> None:
     lock = _lock(cluster.lock_file(uid))
     if lock is None:
         return
-    controller = _controller(cluster, uid)
-    while _step(controller):
-        if not (cluster.folder / "cluster.db").exists():
-            return  # the supervisors see that, too, and end what they run
+    controller, changes = _controller(cluster, uid), cluster.changes()
+    while True:
+        if changes.any() or controller.stirred():
+            if not (cluster.folder / "cluster.db").exists():
+                return  # the supervisors see that, too, and end what they run
+            if not _step(controller):
+                break
         time.sleep(TICK_S)
     lock.write("done")
     lock.flush()

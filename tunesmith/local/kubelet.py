@@ -1,8 +1,8 @@
 """Runs the pods of one controller as processes, and writes what becomes of them into their status.
 
 The node of a LocalCluster: it starts a supervisor (`tunesmith.local.shim`) for each attempt of a pod's container, reads
-its report, restarts by the pod's ``restartPolicy`` with a back-off, and ends the processes of a deleted pod. All it knows
-stands in the pod and in the files of ``pods/<uid>/``, so that a controller that starts anew goes on with what still runs.
+its report, restarts by the pod's ``restartPolicy`` with a back-off, and ends the processes of a deleted pod. All it
+knows stands in the pod and in the files of ``pods/<uid>/``, so a new controller goes on with what still runs.
 
 Of a real container these hold: command, args, env (also ``$(NAME)`` in them), working folder, signals, exit code,
 termination message. These do not: the image (an event says so), limits of CPU and memory, network and mounts.
@@ -25,13 +25,16 @@ from typing import Any
 from tunesmith.clusters.base import AlreadyExists, Manifest, NotFound
 from tunesmith.clusters.local import LocalCluster, clean_environment, merge, now
 from tunesmith.local import shim
-from tunesmith.resources import EVENT, POD
+from tunesmith.resources import POD
 
 TERMINATION_LOG = "TUNESMITH_TERMINATION_LOG"
 MARK = "TUNESMITH_POD_UID"
 MESSAGE_BYTES = 4096
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 10.0
 _CLAIM_S = 10.0  # a supervisor that has not claimed its attempt after this long is started again
+
+_LOOK_S = 1.0  # a supervisor that was killed is noticed, and a deadline kept, after this long at the latest
+_PROBE_S = 0.2
 
 Ready = Callable[[Manifest], bool]
 
@@ -83,10 +86,17 @@ class Kubelet:
         self.ready = ready
         self._children: list[subprocess.Popen[bytes]] = []
         self._launched: dict[tuple[str, int], float] = {}
+        self._awaited: set[Path] = set()
+        self._wake_at = 0.0
+
+    def stirred(self) -> bool:
+        """Whether `sync` has something to do again; cheap enough to be asked many times a second."""
+        return time.time() >= self._wake_at or any(path.exists() for path in self._awaited)
 
     def sync(self) -> list[Manifest]:
         """Bring processes and statuses up to date once; returns the pods as they are then."""
         self._children = [child for child in self._children if child.poll() is None]
+        self._awaited, self._wake_at = set(), time.time() + _LOOK_S
         for pod in self.cluster.under(self.root, POD):
             if pod["metadata"].get("deletionTimestamp"):
                 self._end(pod)
@@ -97,7 +107,6 @@ class Kubelet:
     # One pod.
 
     def _advance(self, pod: Manifest) -> None:
-        status = pod.get("status", {})
         attempt = self._attempt(pod)
         exited, claimed = self._read(pod, "exit", attempt), self._read(pod, "shim", attempt)
         if exited is None and claimed is not None and not _alive(claimed):
@@ -110,7 +119,9 @@ class Kubelet:
             self._running(pod, attempt, claimed)  # also one that was too quick to be seen: an attempt starts, then ends
         elif time.time() >= self._due(pod, attempt):
             self._launch(pod, attempt)
-        elif not status:
+        else:
+            self._awaited.add(self._file(pod, "shim", attempt))
+        if not pod.get("status"):
             self._write(pod, {"phase": "Pending"})
 
     def _attempt(self, pod: Manifest) -> int:
@@ -141,9 +152,9 @@ class Kubelet:
             "controller_env": clean_environment(),
             "controller_log": str(self.cluster.folder / "controllers" / f"{self.root}.log"),
         }
-        shim.write_json(folder / f"spec.{attempt}.json", spec)
-        (folder / f"spec.{attempt}.json").chmod(0o600)  # a container's environment may hold its user's secrets
+        shim.write_json(self._file(pod, "spec", attempt), spec)
         self._launched[uid, attempt] = time.time()
+        self._awaited.add(self._file(pod, "shim", attempt))
         command = [sys.executable, "-I", "-S", shim.__file__, str(folder), str(attempt)]
         with (folder / "shim.log").open("ab") as log:
             child = subprocess.Popen(
@@ -166,14 +177,18 @@ class Kubelet:
         return values | own
 
     def _running(self, pod: Manifest, attempt: int, claimed: Mapping[str, Any]) -> None:
+        self._awaited.add(self._file(pod, "exit", attempt))
         before = _container_status(pod)
         if not before.get("state", {}).get("running") or before.get("restartCount") != attempt:
             record(self.cluster, pod, "Started", f"Started container {container_of(pod)['name']}")
             state = {"running": {"startedAt": stamp(claimed["at"])}}
-            started = {"phase": "Running", "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "startTime": stamp(claimed["at"])}
-            pod = self._write(pod, started | self._container(pod, attempt, state, ready=False))
+            here = {"phase": "Running", "podIP": "127.0.0.1", "hostIP": "127.0.0.1"}
+            started = {"startTime": pod.get("status", {}).get("startTime", stamp(claimed["at"]))}
+            pod = self._write(pod, here | started | self._container(pod, attempt, state, ready=False))
             before = _container_status(pod)
-        ready = self.ready(pod)
+        ready = before.get("ready") or self.ready(pod)  # once ready, a container is so as long as it runs
+        if not ready:
+            self._wake_at = min(self._wake_at, time.time() + _PROBE_S)
         if ready != before.get("ready"):
             self._write(pod, self._container(pod, attempt, before["state"], ready=ready))
 
@@ -182,8 +197,10 @@ class Kubelet:
         waiting = before.get("state", {}).get("waiting")
         if waiting is None:
             self._note_end(pod, attempt, exited)
-        elif time.time() >= exited["finished"] + self._pause(attempt):
+        elif time.time() >= (due := exited["finished"] + self._pause(attempt)):
             self._launch(pod, attempt + 1)
+        else:
+            self._wake_at = min(self._wake_at, due)
 
     def _note_end(self, pod: Manifest, attempt: int, exited: Mapping[str, Any]) -> None:
         """Write the end of an attempt: for good, or until the next one."""
@@ -230,8 +247,10 @@ class Kubelet:
         claimed = self._read(pod, "shim", attempt)
         launched = self._launched.get((pod["metadata"]["uid"], attempt), 0.0)
         if claimed is None and time.time() < launched + _CLAIM_S:
+            self._awaited.add(self._file(pod, "shim", attempt))
             return  # about to start: wait until it can be told
         if claimed is not None and _alive(claimed):
+            self._awaited.add(self._file(pod, "exit", attempt))
             shim.kill([claimed["pid"]], 15)
             return
         shim.kill(shim.marked(f"{MARK}={pod['metadata']['uid']}"))
@@ -245,9 +264,12 @@ class Kubelet:
     def _folder(self, pod: Manifest) -> Path:
         return self.cluster.folder / "pods" / str(pod["metadata"]["uid"])
 
+    def _file(self, pod: Manifest, what: str, attempt: int) -> Path:
+        return self._folder(pod) / f"{what}.{attempt}.json"
+
     def _read(self, pod: Manifest, what: str, attempt: int) -> Manifest | None:
         try:
-            value: Manifest = json.loads((self._folder(pod) / f"{what}.{attempt}.json").read_text())
+            value: Manifest = json.loads(self._file(pod, what, attempt).read_text())
         except FileNotFoundError:
             return None
         return value
@@ -279,7 +301,6 @@ class Kubelet:
         whole = merge(pod.get("status", {}), status)
         with contextlib.suppress(NotFound):
             name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
-            # A merge patch keeps what it does not name, so a replaced list or state is written whole (lists are atomic).
             return self.cluster.patch(POD, namespace, name, {"status": whole}, subresource="status")
         return pod
 
@@ -291,7 +312,8 @@ def _container_status(pod: Manifest) -> Manifest:
 
 
 def _alive(claimed: Mapping[str, Any]) -> bool:
-    return shim.start_time(claimed["pid"]) == claimed["start_time"]
+    started = shim.start_time(claimed["pid"])
+    return started is not None and started == str(claimed["start_time"])
 
 
 def _tail(path: Path, limit: int = MESSAGE_BYTES) -> str:

@@ -5,8 +5,8 @@ conditions, reasons, counts and events in the same order. Where it surprises, it
 
 - ``OnFailure`` and ``Always`` restart a container in place: the job stays Running, only ``restartCount`` moves. Just
   ``ExitCode`` (for codes from 128) makes a new pod, and the condition Restarting in place of Running.
-- ``backoffLimit`` n ends the job when the n-th restart has *happened*; with 0, at the first failure. All pods are deleted
-  then, as after ``activeDeadlineSeconds``, whatever ``cleanPodPolicy`` says.
+- ``backoffLimit`` n ends the job when the n-th restart has *happened*; with 0, at the first failure. All pods are
+  deleted then, as after ``activeDeadlineSeconds``, whatever ``cleanPodPolicy`` says.
 - With ``cleanPodPolicy: None`` replicas that still run when the job has ended go on running.
 - A failure that ``ExitCode`` does not retry sets no ``completionTime``.
 
@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import socket
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from tunesmith.clusters.base import AlreadyExists, Manifest, NotFound
 from tunesmith.clusters.local import LocalCluster, now
+from tunesmith.local.gateway import free_port
 from tunesmith.local.kubelet import Kubelet, record
 from tunesmith.resources import POD, PYTORCHJOB
 
@@ -40,6 +40,10 @@ class PyTorchJobController:
         self.uid = uid
         self.kubelet = Kubelet(cluster, uid)
         self._exits_told: set[str] = set()
+
+    def stirred(self) -> bool:
+        """Whether a step is due though no object has changed."""
+        return self.kubelet.stirred()
 
     def step(self) -> bool:
         """Bring pods and job one step further; False when there is nothing left to do."""
@@ -203,9 +207,7 @@ class PyTorchJobController:
         """The port of the rendezvous: chosen once, so that a replica that starts again finds the others."""
         file = self.cluster.folder / "controllers" / f"{self.uid}.port"
         if not file.exists():
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                file.write_text(str(free.getsockname()[1]))
+            file.write_text(str(free_port()))
         return int(file.read_text())
 
     def _write(self, job: Manifest, status: Manifest) -> None:

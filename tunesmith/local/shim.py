@@ -10,8 +10,8 @@ leaves), runs the command in a process group of its own and writes ``exit.<attem
 - Every process that the command leaves behind is killed with it, also one that made itself a daemon: on Linux this
   process is their subreaper, so they cannot escape to init.
 - On SIGTERM the group gets SIGTERM, and SIGKILL when the grace period is over.
-- The shim outlives the controller, so its death neither ends the job nor loses an exit code. When the controller is gone
-  the shim starts it again; when the cluster's folder is gone it kills its command and leaves.
+- The shim outlives the controller, so its death neither ends the job nor loses an exit code. When the controller is
+  gone the shim starts it again; when the cluster's folder is gone it kills its command and leaves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def start_time(pid: int) -> str | None:
     With it a recycled pid is not taken for the process that had it before.
     """
     if not sys.platform.startswith("linux"):
-        shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False)
         state, _, started = shown.stdout.strip().partition(" ")
         return None if not state or state.startswith("Z") else started.strip()
     try:
@@ -80,9 +81,10 @@ def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` so that a reader sees all of it or nothing."""
+    """Write ``value`` so that a reader sees all or nothing, and only the user does: it may hold secrets."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(value))
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(value, file)
     draft.rename(path)
 
 

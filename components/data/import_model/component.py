@@ -1,7 +1,5 @@
 """A base model, fetched, checked and converted to safetensors."""
 
-from typing import Any
-
 from kfp import dsl
 
 
@@ -27,13 +25,15 @@ def import_model(
     import os
     from pathlib import Path
 
-    from tunesmith.components.data.import_model.component import footprint
-    from tunesmith.launch.step import step
+    from tunesmith.tasks.step import step
     from tunesmith.trainer.model_import import import_model as import_into
 
     given = {"reference": reference, "trust_remote_code": trust_remote_code}
     with step(
-        record, component="import_model", parameters=given, writes={"model": model}, footprint=footprint({})
+        record,
+        component="import_model",
+        parameters=given,
+        writes={"model": model},
     ) as this:
         cache = os.environ.get("TUNESMITH_MODEL_CACHE")
         report = import_into(
@@ -42,10 +42,3 @@ def import_model(
         this.details.update(report)
         for name in ("ref", "license", "architecture"):
             model.metadata[name] = str(report.get(name) or "unknown")
-
-
-def footprint(arguments: dict[str, Any]) -> Any:
-    """What the step occupies, for its price: one core and 4 GiB."""
-    from tunesmith.resources import Footprint, Resources
-
-    return Footprint.of(Resources(cpu="1", memory="4Gi"))

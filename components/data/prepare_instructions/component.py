@@ -1,7 +1,5 @@
 """Instruction data, validated, deduplicated and split."""
 
-from typing import Any
-
 from kfp import dsl
 
 
@@ -37,8 +35,7 @@ def prepare_instructions(
     """
     from pathlib import Path
 
-    from tunesmith.components.data.prepare_instructions.component import footprint
-    from tunesmith.launch.step import step
+    from tunesmith.tasks.step import step
     from tunesmith.trainer.instructions import prepare
 
     given = {
@@ -50,7 +47,11 @@ def prepare_instructions(
     }
     reads, writes = {"tokenizer": tokenizer}, {"train": train, "heldout": heldout}
     with step(
-        record, component="prepare_instructions", parameters=given, reads=reads, writes=writes, footprint=footprint({})
+        record,
+        component="prepare_instructions",
+        parameters=given,
+        reads=reads,
+        writes=writes,
     ) as this:
         report = prepare(
             source,
@@ -68,10 +69,3 @@ def prepare_instructions(
         this.leave("length_histogram.json", {**histogram, "unit": "tokens" if in_tokens else "characters"})
         train.metadata["examples"] = str(report["train"])
         heldout.metadata["examples"] = str(report["heldout"])
-
-
-def footprint(arguments: dict[str, Any]) -> Any:
-    """What the step occupies, for its price: one core and 2 GiB."""
-    from tunesmith.resources import Footprint, Resources
-
-    return Footprint.of(Resources(cpu="1", memory="2Gi"))

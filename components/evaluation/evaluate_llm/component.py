@@ -1,7 +1,5 @@
 """Held-out loss of a tuned model beside its base, with answers side by side."""
 
-from typing import Any
-
 from kfp import dsl
 
 
@@ -40,9 +38,8 @@ def evaluate_llm(
     import json
     from pathlib import Path
 
-    from tunesmith.components.evaluation.evaluate_llm.component import footprint
     from tunesmith.launch.progress import say
-    from tunesmith.launch.step import step
+    from tunesmith.tasks.step import step
     from tunesmith.trainer.evaluate import evaluate
 
     given = {
@@ -56,7 +53,11 @@ def evaluate_llm(
     reads = {"base_model": base_model, "model": model, "heldout": heldout}
     writes = {"evaluation": evaluation}
     with step(
-        record, component="evaluate_llm", parameters=given, reads=reads, writes=writes, footprint=footprint({})
+        record,
+        component="evaluate_llm",
+        parameters=given,
+        reads=reads,
+        writes=writes,
     ) as this:
         found = evaluate(
             Path(base_model.path),
@@ -77,10 +78,3 @@ def evaluate_llm(
             evaluation.log_metric(name, value)
         Path(evaluation.path).parent.mkdir(parents=True, exist_ok=True)
         Path(evaluation.path).write_text(json.dumps(this.metrics, sort_keys=True), encoding="utf-8")
-
-
-def footprint(arguments: dict[str, Any]) -> Any:
-    """What the step occupies, for its price: two cores and 4 GiB."""
-    from tunesmith.resources import Footprint, Resources
-
-    return Footprint.of(Resources(cpu="2", memory="4Gi"))

@@ -1,7 +1,5 @@
 """A gate: typed thresholds on metrics, and a pipeline that stops where they are not met."""
 
-from typing import Any
-
 from kfp import dsl
 
 
@@ -26,24 +24,16 @@ def quality_gate(
     import json
     from pathlib import Path
 
-    from tunesmith.components.evaluation.quality_gate.component import footprint
-    from tunesmith.components.evaluation.quality_gate.gate import judge, require
-    from tunesmith.launch.step import step
+    from tunesmith.tasks.gate import judge, require
+    from tunesmith.tasks.step import step
 
     with step(
         record,
         component="quality_gate",
         parameters={"thresholds": thresholds},
         reads={"evaluation": evaluation},
-        footprint=footprint({}),
+        ,
     ) as this:
         verdicts = judge(json.loads(Path(evaluation.path).read_text(encoding="utf-8")), thresholds)
         this.leave("gate.json", [verdict.to_json() for verdict in verdicts])
         require(verdicts)
-
-
-def footprint(arguments: dict[str, Any]) -> Any:
-    """What the step occupies, for its price: a tenth of a core and 256 MiB."""
-    from tunesmith.resources import Footprint, Resources
-
-    return Footprint.of(Resources(cpu="100m", memory="256Mi"))

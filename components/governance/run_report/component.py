@@ -1,7 +1,5 @@
 """One page about a whole run."""
 
-from typing import Any
-
 from kfp import dsl
 
 
@@ -26,22 +24,14 @@ def run_report(
         record: the step's record; it names the records of all steps before it.
         status: filled in by KFP: how the tasks of the run ended.
     """
-    from tunesmith.components.governance.run_report.component import footprint
-    from tunesmith.components.governance.run_report.reporting import write_report
-    from tunesmith.launch.step import step
+    from tunesmith.tasks.reporting import write_report
+    from tunesmith.tasks.step import step
 
     with step(
         record,
         component="run_report",
         parameters={"pipeline_name": pipeline_name},
         writes={"report": report, "summary": summary},
-        footprint=footprint({}),
+        ,
     ) as this:
         write_report(this, pipeline_name, status, report, summary)
-
-
-def footprint(arguments: dict[str, Any]) -> Any:
-    """What the step occupies, for its price: a tenth of a core and 256 MiB."""
-    from tunesmith.resources import Footprint, Resources
-
-    return Footprint.of(Resources(cpu="100m", memory="256Mi"))

@@ -1,7 +1,5 @@
 """A model as a KServe InferenceService."""
 
-from typing import Any
-
 from kfp import dsl
 
 
@@ -42,8 +40,8 @@ def kserve_deploy(
         timeout_seconds: how long the revision may take until it serves.
         namespace: where the service is deployed; empty for the step's own.
     """
-    from tunesmith.components.serving.kserve_deploy.deployment import run_deployment
-    from tunesmith.launch.step import step
+    from tunesmith.tasks.deployment import run_deployment
+    from tunesmith.tasks.step import step
 
     given = {
         "model_format": model_format,
@@ -55,17 +53,14 @@ def kserve_deploy(
     }
     parameters = {**given, "service_name": service_name}
     with step(
-        record, component="kserve_deploy", parameters=parameters, reads={"model": model}, writes={"service": service}
+        record,
+        component="kserve_deploy",
+        parameters=parameters,
+        reads={"model": model},
+        writes={"service": service},
+        launches=True,
     ) as this:
         run_deployment(
             this, given, name=service_name, model=model, service=service, url=url, timeout_seconds=timeout_seconds,
             namespace=namespace,
         )  # fmt: skip
-
-
-def footprint(arguments: dict[str, Any]) -> Any:
-    """What the service occupies, for its price: the resources of a replica, times the replicas."""
-    from tunesmith.resources import Footprint, Resources
-
-    resources = arguments.get("resources") or {"cpu": "1", "memory": "4Gi"}
-    return Footprint.of(Resources(**resources), int(arguments.get("replicas", 1)))

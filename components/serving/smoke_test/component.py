@@ -1,7 +1,5 @@
 """Real questions to a service that was just deployed."""
 
-from typing import Any
-
 from kfp import dsl
 
 
@@ -31,9 +29,8 @@ def smoke_test(
     import json
     from pathlib import Path
 
-    from tunesmith.components.serving.smoke_test.component import footprint
-    from tunesmith.components.serving.smoke_test.smoke import ask_all
-    from tunesmith.launch.step import step
+    from tunesmith.tasks.smoke import ask_all
+    from tunesmith.tasks.step import step
 
     given = {
         "url": url,
@@ -43,17 +40,13 @@ def smoke_test(
         "max_seconds": max_seconds,
     }
     with step(
-        record, component="smoke_test", parameters=given, writes={"metrics": metrics}, footprint=footprint({})
+        record,
+        component="smoke_test",
+        parameters=given,
+        writes={"metrics": metrics},
     ) as this:
         ask_all(this, url, questions, model_name=model_name, max_tokens=max_tokens, max_seconds=max_seconds)
         for name, value in sorted(this.metrics.items()):
             metrics.log_metric(name, value)
         Path(metrics.path).parent.mkdir(parents=True, exist_ok=True)
         Path(metrics.path).write_text(json.dumps(this.metrics, sort_keys=True), encoding="utf-8")
-
-
-def footprint(arguments: dict[str, Any]) -> Any:
-    """What the step occupies, for its price: a tenth of a core and 256 MiB."""
-    from tunesmith.resources import Footprint, Resources
-
-    return Footprint.of(Resources(cpu="100m", memory="256Mi"))

@@ -1,7 +1,5 @@
 """Supervised fine-tuning of a language model, LoRA or full, as a PyTorchJob."""
 
-from typing import Any
-
 from kfp import dsl
 
 
@@ -62,9 +60,9 @@ def fine_tune(
         service_account: under which the pods run; without a token in any case.
         namespace: where the job is created; empty for the step's own.
     """
-    from tunesmith.components.training.fine_tune.training import leave_training, torchrun_module
-    from tunesmith.launch.job import parse, run_job
-    from tunesmith.launch.step import step
+    from tunesmith.tasks.job import parse, run_job
+    from tunesmith.tasks.step import step
+    from tunesmith.tasks.training import leave_training, torchrun_module
     from tunesmith.workloads import pytorchjob
 
     settings = {
@@ -96,15 +94,9 @@ def fine_tune(
         parameters={**settings, **job},
         reads=reads,
         writes={**writes, "metrics": metrics},
+        launches=True,
     ) as this:
         spec = parse(pytorchjob.PyTorchJobSpec, job)
         named = {"model": base_model, "train": train}  # the trainer's names for its inputs
         run_job(this, pytorchjob, spec, reads=named, writes=writes, namespace=namespace)
         leave_training(this, model, metrics)
-
-
-def footprint(arguments: dict[str, Any]) -> Any:
-    """What the job occupies, for its price: the resources of a replica, times the replicas."""
-    from tunesmith.resources import Footprint, Resources
-
-    return Footprint.of(Resources(**arguments.get("resources", {})), int(arguments.get("replicas", 1)))

@@ -1,7 +1,5 @@
 """Any image and command as a PyTorchJob."""
 
-from typing import Any
-
 from kfp import dsl
 
 
@@ -45,8 +43,8 @@ def pytorch_job(
         service_account: under which the pods run; without a token in any case.
         namespace: where the job is created; empty for the step's own.
     """
-    from tunesmith.launch.job import parse, run_job
-    from tunesmith.launch.step import step
+    from tunesmith.tasks.job import parse, run_job
+    from tunesmith.tasks.step import step
     from tunesmith.workloads import pytorchjob
 
     given = {
@@ -61,13 +59,6 @@ def pytorch_job(
         "service_account": service_account,
     }
     reads, writes = {"dataset": dataset, "base_model": base_model}, {"model": model}
-    with step(record, component="pytorch_job", parameters=given, reads=reads, writes=writes) as this:
+    with step(record, component="pytorch_job", parameters=given, reads=reads, writes=writes, launches=True) as this:
         spec = parse(pytorchjob.PyTorchJobSpec, given)
         run_job(this, pytorchjob, spec, reads=reads, writes=writes, namespace=namespace)
-
-
-def footprint(arguments: dict[str, Any]) -> Any:
-    """What the job occupies, for its price: the resources of a replica, times the replicas."""
-    from tunesmith.resources import Footprint, Resources
-
-    return Footprint.of(Resources(**arguments.get("resources", {})), int(arguments.get("replicas", 1)))

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunesmith.errors import BadInput, TunesmithError
 from tunesmith.launch.progress import say
-from tunesmith.launch.step import Step
+from tunesmith.tasks.step import Step
 
 
 class SmokeTestFailed(TunesmithError):

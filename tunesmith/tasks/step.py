@@ -37,6 +37,7 @@ from tunesmith.lineage.record import (
 )
 from tunesmith.lineage.store import Place, Store, place_of
 from tunesmith.resources import Footprint
+from tunesmith.tasks.footprints import footprint_of
 
 _MESSAGE_LIMIT = 2000  # characters of an error that a record keeps
 _IDENTITY_HEX = 20
@@ -112,7 +113,7 @@ def step(
     parameters: Mapping[str, Any],
     reads: Mapping[str, Any] | None = None,
     writes: Mapping[str, Any] | None = None,
-    footprint: Footprint | None = None,
+    launches: bool = False,
 ) -> Iterator[Step]:
     """Run a component's body: verify what it reads, then record and price it, whatever happens.
 
@@ -122,7 +123,7 @@ def step(
         parameters: its arguments; secrets among them are redacted by name.
         reads: input artifacts by name; None values are left out.
         writes: output artifacts by name; they have content when the body ends.
-        footprint: what the step itself occupies; None if only the job that it launches counts.
+        launches: the step only waits for what it launches, and is priced as that.
 
     Raises:
         StepFailed: the body failed; the record says why and who is at fault.
@@ -132,6 +133,7 @@ def step(
     writes = dict(writes or {})
     place = place_of(record.uri)
     store = Store(place.root)
+    footprint = None if launches else footprint_of(component, parameters)
     this = Step(component, place, digest_text(place.key)[7 : 7 + _IDENTITY_HEX], "", store, dict(parameters), footprint)
     emit("started", place.task, component=component, root=place.root)
     failure: Failure | None = None
@@ -204,7 +206,9 @@ def _failure(error: BaseException) -> tuple[Failure, int]:
     if isinstance(error, KeyboardInterrupt):
         return Failure("user", "Interrupted", "the step was interrupted"), 130
     if isinstance(error, LaunchFailed):
-        return Failure(error.fault, error.reason, _cut(str(error)), tuple(_cut(line, 400) for line in error.log_tail)), 1
+        return Failure(
+            error.fault, error.reason, _cut(str(error)), tuple(_cut(line, 400) for line in error.log_tail)
+        ), 1
     if isinstance(error, TunesmithError):
         return Failure(error.fault, type(error).__name__, _cut(str(error))), error.exit_code
     if isinstance(error, ClusterError):
@@ -220,18 +224,30 @@ def _cut(text: str, limit: int = _MESSAGE_LIMIT) -> str:
 
 def _fitting(record: Record) -> Record:
     """The record, without its longest parts if it would be over the limit: a failure must never go unrecorded."""
-    for change in (
-        lambda r: r,
-        lambda r: dataclasses.replace(r, failure=r.failure and dataclasses.replace(r.failure, log_tail=())),
-        lambda r: dataclasses.replace(r, parameters={"digest": digest_text(json.dumps(r.parameters, default=str))}),
-        lambda r: dataclasses.replace(r, details={"files": r.details.get("files", {})}),
-        lambda r: dataclasses.replace(r, attempts=r.attempts[-3:]),
-    ):
-        record = change(record)
+    for shorten in (_without_log, _without_parameters, _without_details, _with_last_attempts):
         with contextlib.suppress(ValueError):
             record.text()
             return record
+        record = shorten(record)
     return record
+
+
+def _without_log(record: Record) -> Record:
+    failure = record.failure and dataclasses.replace(record.failure, log_tail=())
+    return dataclasses.replace(record, failure=failure)
+
+
+def _without_parameters(record: Record) -> Record:
+    digest = digest_text(json.dumps(record.parameters, sort_keys=True, default=str))
+    return dataclasses.replace(record, parameters={"digest": digest})
+
+
+def _without_details(record: Record) -> Record:
+    return dataclasses.replace(record, details={"files": record.details.get("files", {})})
+
+
+def _with_last_attempts(record: Record) -> Record:
+    return dataclasses.replace(record, attempts=record.attempts[-3:])
 
 
 def _record(this: Step, started: float, failure: Failure | None, outputs: Mapping[str, Item]) -> Record:
@@ -328,5 +344,3 @@ def _show(done: Record, failure: Failure) -> None:
 
 def _stamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-

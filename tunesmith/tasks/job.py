@@ -18,15 +18,21 @@ from pydantic import BaseModel, ValidationError
 from tunesmith.clusters import namespace_of, open_cluster
 from tunesmith.errors import BadInput
 from tunesmith.launch.loop import Outcome, Request, launch
-from tunesmith.launch.step import Step
 from tunesmith.resources import Footprint
+from tunesmith.tasks.step import Step
 from tunesmith.workloads.base import Manifest, Workload
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 def run_job(
-    this: Step, workload: Workload, spec: Any, *, reads: Mapping[str, Any], writes: Mapping[str, Any], namespace: str = ""
+    this: Step,
+    workload: Workload,
+    spec: Any,
+    *,
+    reads: Mapping[str, Any],
+    writes: Mapping[str, Any],
+    namespace: str = "",
 ) -> Outcome:
     """Launch ``spec`` as the step's job with the step's artifacts handed over, and wait for it.
 
@@ -43,7 +49,11 @@ def run_job(
     """
     _refuse_reserved(spec.env)
     environment = {
-        **{f"TUNESMITH_INPUT_{name.upper()}": _where(artifact) for name, artifact in reads.items() if artifact is not None},
+        **{
+            f"TUNESMITH_INPUT_{name.upper()}": _where(artifact)
+            for name, artifact in reads.items()
+            if artifact is not None
+        },
         **{f"TUNESMITH_OUTPUT_{name.upper()}": _where(artifact) for name, artifact in writes.items()},
         "TUNESMITH_CHECKPOINTS": checkpoints(this),
     }
@@ -56,7 +66,7 @@ def run_job(
         identity=this.identity,
         resume_key=this.resume_key,
         retries=spec.policy.retries,
-        before_create=lambda: [_empty_folder(_where(artifact)) for artifact in writes.values()] and None,
+        before_create=lambda: _empty_folders(writes),
     )
     outcome = launch(request, open_cluster())
     this.launched(outcome, Footprint.of(spec.resources, spec.replicas))
@@ -99,11 +109,12 @@ def _refuse_reserved(env: Mapping[str, str]) -> None:
         )
 
 
-def _empty_folder(place: str) -> None:
-    """A folder without leavings of an earlier attempt; other storage needs none."""
-    if "://" not in place:
-        shutil.rmtree(place, ignore_errors=True)
-        Path(place).mkdir(parents=True, exist_ok=True)
+def _empty_folders(writes: Mapping[str, Any]) -> None:
+    """Folders without leavings of an earlier attempt; other storage needs none."""
+    for place in map(_where, writes.values()):
+        if "://" not in place:
+            shutil.rmtree(place, ignore_errors=True)
+            Path(place).mkdir(parents=True, exist_ok=True)
 
 
 def _bring_home(outcome: Outcome, variable: str, place: str) -> None:
@@ -115,7 +126,8 @@ def _bring_home(outcome: Outcome, variable: str, place: str) -> None:
         shutil.move(written, place)
     if "://" not in place and (not Path(place).is_dir() or not any(Path(place).iterdir())):
         raise BadInput(
-            f"the job succeeded but wrote nothing to {variable} ({place}). Write the output into that folder.", "empty-output"
+            f"the job succeeded but wrote nothing to {variable} ({place}). Write the output into that folder.",
+            "empty-output",
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunesmith.launch.step import Step
+from tunesmith.tasks.step import Step
 
 
 def torchrun_module(module: str, settings: Mapping[str, Any]) -> list[str]:

@@ -10,12 +10,12 @@ from typing import Any
 
 from tunesmith.clusters import namespace_of, open_cluster
 from tunesmith.errors import BadInput
-from tunesmith.launch.job import parse
 from tunesmith.launch.loop import LaunchFailed, Request
 from tunesmith.launch.progress import say
 from tunesmith.launch.service import Service, deploy
-from tunesmith.launch.step import Step
 from tunesmith.resources import Footprint
+from tunesmith.tasks.job import parse
+from tunesmith.tasks.step import Step
 from tunesmith.workloads import inferenceservice
 from tunesmith.workloads.base import State, dns_label
 
@@ -48,7 +48,9 @@ def run_deployment(
         BadInput: the name is not one that Kubernetes takes, or belongs to a service that is not ours.
     """
     if name != dns_label(name):
-        raise BadInput(f"service_name: {name!r} is not a name in Kubernetes. Write {dns_label(name)!r}.", "invalid-name")
+        raise BadInput(
+            f"service_name: {name!r} is not a name in Kubernetes. Write {dns_label(name)!r}.", "invalid-name"
+        )
     storage_uri = model.uri if "://" in model.uri else f"file://{Path(model.uri).absolute()}"
     spec = parse(inferenceservice.InferenceServiceSpec, {**values, "storage_uri": storage_uri})
     request = Request(

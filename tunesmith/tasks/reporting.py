@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.launch.progress import say
-from tunesmith.launch.step import Step
 from tunesmith.lineage.digest import digest_text
 from tunesmith.report import render
+from tunesmith.tasks.step import Step
 
 
 def write_report(this: Step, pipeline_name: str, status: Any, report: Any, summary: Any) -> None:

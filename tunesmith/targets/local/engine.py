@@ -1,0 +1,55 @@
+"""The process that runs a pipeline with kfp.local; started by `tunesmith.targets.local.run`, never imported by it.
+
+kfp.local leaves the component's process running when it is interrupted and tells nobody why a task failed. So it runs
+in a process group of its own, which the parent ends, and which ends itself when the parent is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+_LOOK_SECONDS = 0.5
+
+
+def main(request_file: str) -> int:
+    """Run the pipeline that ``request_file`` describes; 0 when every step succeeded."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    request: dict[str, Any] = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    warnings.filterwarnings("ignore")
+    from kfp import local
+
+    local.init(
+        runner=local.SubprocessRunner(use_venv=False),
+        pipeline_root=request["pipeline_root"],
+        # No workspace_root: kfp.local deletes that folder after the run, even one that the user named.
+        raise_on_error=True,
+        enable_caching=False,
+    )
+    module, _, name = request["pipeline"].partition(":")
+    pipeline = getattr(importlib.import_module(module), name)
+    try:
+        pipeline(**request["arguments"])
+    except RuntimeError as error:  # kfp.local's own sentence; the step's reason is in its record
+        print(f"[engine] {error}", flush=True)
+        return 1
+    return 0
+
+
+def _end_with_parent(parent: int) -> None:
+    """Jobs live on in the cluster when the command is killed, but steps without anybody to follow them do not."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,278 @@
+"""Running a pipeline on this machine: start the engine, follow its steps, end what it started, sum it up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunesmith.clusters.base import Cluster, ClusterError
+from tunesmith.clusters.local import LocalCluster
+from tunesmith.launch.loop import LABEL_RUN
+from tunesmith.resources import INFERENCESERVICE, PYTORCHJOB
+from tunesmith.targets.local.workdir import RunState, Workdir
+
+_LOOK_SECONDS = 0.1
+_GRACE_SECONDS = 5.0
+_DELETED_SECONDS = 40.0
+_TAIL_LINES = 20
+
+
+@dataclass
+class StepView:
+    """A step as somebody who follows the run sees it."""
+
+    name: str
+    state: str = "RUNNING"
+    started: float = 0.0
+    ended: float | None = None
+    note: str = ""
+    cost: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: dict[str, Any] | None = None
+    exit_code: int = 0
+    losses: list[tuple[int, float]] = field(default_factory=list)
+
+    def seconds(self, now: float) -> float:
+        """How long it has run."""
+        return (self.ended or now) - self.started
+
+
+@dataclass
+class RunView:
+    """A run as somebody who follows it sees it; changed by events, in the order in which steps began."""
+
+    steps: dict[str, StepView] = field(default_factory=dict)
+    root: str = ""
+
+    def apply(self, event: dict[str, Any]) -> None:
+        """Take in one event of a step; unknown ones are ignored."""
+        step = self.steps.get(event["task"])
+        kind = event["event"]
+        if kind == "started":
+            self.steps[event["task"]] = StepView(event["task"], started=event["time"])
+            self.root = event.get("root") or self.root
+        elif step is None:
+            return
+        elif kind in ("created", "attached"):
+            step.note = f"{kind} {event['kind']} {event['name']}"
+        elif kind == "state":
+            step.note = f"{event['state'].lower()} {event['message'] or event['reason']}".strip()
+        elif kind == "relaunch":
+            step.note = f"relaunching, attempt {event['attempt']}: {event['reason']}"
+        elif kind == "metric":
+            step.losses.append((event["step"], event["loss"]))
+            step.note = f"step {event['step']}, loss {event['loss']:.3f}"
+        elif kind == "finished":
+            step.state, step.ended, step.cost = event["state"], event["time"], event["cost"]
+            step.metrics, step.failure = event["metrics"], event["failure"]
+            step.exit_code = event["exit_code"]
+
+    @property
+    def failed(self) -> StepView | None:
+        """The first step that failed."""
+        return next((step for step in self.steps.values() if step.state == "FAILED"), None)
+
+    @property
+    def unfinished(self) -> StepView | None:
+        """A step that began and never said how it ended: its process was killed."""
+        return next((step for step in self.steps.values() if step.ended is None), None)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended: ``status`` is SUCCEEDED, FAILED or INTERRUPTED."""
+
+    status: str
+    view: RunView
+    root: Path | None
+    seconds: float
+    log_tail: tuple[str, ...]
+    log: Path
+    resumed: bool
+
+
+def run_pipeline(
+    pipeline: str,
+    reference: str,
+    arguments: dict[str, Any],
+    workdir: Workdir,
+    *,
+    keep_serving: bool = False,
+    detach: bool = False,
+    fresh: bool = False,
+    show: Callable[[RunView], None] = lambda view: None,
+) -> RunResult:
+    """Run a pipeline with kfp.local and LocalCluster, and leave nothing running but what was asked for.
+
+    Args:
+        pipeline: its name, for files and messages.
+        reference: ``module:function`` of the pipeline.
+        arguments: of the pipeline, checked.
+        workdir: where everything goes.
+        keep_serving: leave deployed services running when the run has succeeded.
+        detach: on Ctrl-C leave the jobs running, to be attached to by the next run.
+        fresh: train from the start even if a checkpoint of the same work exists.
+        show: called whenever something changed, and about ten times a second.
+
+    Raises:
+        BadInput: another run of the pipeline is going on in this folder.
+    """
+    workdir.make()
+    with workdir.only(pipeline):
+        run, abandoned = workdir.begin(pipeline, arguments)
+        cluster = LocalCluster(workdir.cluster)
+        if abandoned:
+            end_objects(cluster, abandoned.key)
+        resumed = bool(_objects(cluster, run.key))
+        started = time.time()
+        view = RunView()
+        progress, log = workdir.file(pipeline, "progress.jsonl"), workdir.file(pipeline, "log")
+        progress.write_text("")
+        with log.open("w", encoding="utf-8") as output:
+            engine = _start(workdir, pipeline, reference, arguments, run, output, fresh=fresh)
+            interrupted = _follow(engine, progress, view, show)
+        killed = view.unfinished is not None
+        status = "INTERRUPTED" if interrupted or killed else "SUCCEEDED" if engine.returncode == 0 else "FAILED"
+        run.ended = status != "INTERRUPTED"
+        if status != "INTERRUPTED":
+            end_objects(cluster, run.key, services=not (keep_serving and status == "SUCCEEDED"))
+        elif interrupted and not detach:
+            end_objects(cluster, run.key)
+        workdir.save(pipeline, run)
+        tail = tuple(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
+        root = Path(view.root) if view.root else None
+        return RunResult(status, view, root, time.time() - started, tail, log, resumed)
+
+
+def end_objects(cluster: Cluster, key: str, *, services: bool = True) -> None:
+    """Delete what a run launched, and wait until its processes are gone."""
+    for kind in (PYTORCHJOB, *((INFERENCESERVICE,) if services else ())):
+        for found in cluster.list(kind, "default", {LABEL_RUN: key}):
+            with contextlib.suppress(ClusterError):
+                cluster.delete(kind, "default", found["metadata"]["name"], uid=found["metadata"]["uid"])
+    deadline = time.time() + _DELETED_SECONDS
+    while time.time() < deadline and any(
+        services or found["kind"] != INFERENCESERVICE.kind for found in _objects(cluster, key)
+    ):
+        time.sleep(_LOOK_SECONDS)
+
+
+def _objects(cluster: Cluster, key: str) -> list[dict[str, Any]]:
+    return [one for kind in (PYTORCHJOB, INFERENCESERVICE) for one in cluster.list(kind, "default", {LABEL_RUN: key})]
+
+
+def _start(
+    workdir: Workdir,
+    pipeline: str,
+    reference: str,
+    arguments: dict[str, Any],
+    run: RunState,
+    output: Any,
+    *,
+    fresh: bool,
+) -> subprocess.Popen[bytes]:
+    request = workdir.file(pipeline, "request.json")
+    content = {"pipeline": reference, "arguments": arguments, "pipeline_root": str(workdir.runs)}
+    request.write_text(json.dumps(content), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "TUNESMITH_TARGET": "local",
+        "TUNESMITH_CLUSTER": f"local:{workdir.cluster}",
+        "TUNESMITH_PIPELINE_ROOT": str(workdir.runs),
+        "TUNESMITH_RUN_KEY": run.key,
+        "TUNESMITH_CHECKPOINT_ROOT": str(workdir.checkpoints),
+        "TUNESMITH_MODEL_CACHE": str(workdir.models),
+        "TUNESMITH_PROGRESS": str(workdir.file(pipeline, "progress.jsonl")),
+        "TUNESMITH_FRESH": run.key if fresh else "",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "tunesmith.targets.local.engine", str(request)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def _follow(engine: subprocess.Popen[bytes], progress: Path, view: RunView, show: Callable[[RunView], None]) -> bool:
+    """Follow until the engine has ended; True if somebody interrupted it."""
+    events = _events(progress)
+    try:
+        with _interruptible():
+            while engine.poll() is None:
+                _take(events, view)
+                show(view)
+                time.sleep(_LOOK_SECONDS)
+        return False
+    except KeyboardInterrupt:
+        return True
+    finally:
+        _end_group(engine)
+        _take(events, view)
+        show(view)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt like Ctrl-C, so that nothing is left running."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_group(engine: subprocess.Popen[bytes]) -> None:
+    """End the engine and the step that it runs, which kfp.local would leave running."""
+    for number, patience in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _GRACE_SECONDS)):
+        try:
+            os.killpg(engine.pid, number)
+        except ProcessLookupError:
+            break
+        deadline = time.time() + patience
+        while time.time() < deadline and _group_lives(engine):
+            time.sleep(0.05)
+    engine.wait()
+
+
+def _group_lives(engine: subprocess.Popen[bytes]) -> bool:
+    engine.poll()  # reap it, or its group would seem alive for ever
+    try:
+        os.killpg(engine.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _events(progress: Path) -> Iterator[dict[str, Any] | None]:
+    """Events as they are appended; None when there is none for now. Half a line is read when it is whole."""
+    rest = ""
+    with progress.open(encoding="utf-8") as stream:
+        while True:
+            rest += stream.read()
+            *lines, rest = rest.split("\n")
+            for line in lines:
+                if line:
+                    yield json.loads(line)
+            yield None
+
+
+def _take(events: Iterator[dict[str, Any] | None], view: RunView) -> None:
+    while (event := next(events)) is not None:
+        view.apply(event)
