@@ -67,8 +67,8 @@ class RunBuilder:
             attempts = [replace(one, cost=cost.to_json()) for one, cost in zip(attempts, costs, strict=True)]
         values = {
             "state": "SUCCEEDED",
-            "run": {"pipeline": "llm-finetune", "run_id": self.root.name, "target": "local"},
-            "code": {"image": "ghcr.io/tunesmith/tunesmith:v0.1.0", "version": "0.1.0", "commit": "0f3c9ab1d2"},
+            "run": {"root": str(self.root), "key": "5d1f0c"},
+            "code": {"tunesmith": "0.1.0", "python": "3.11.7", "image": "ghcr.io/tunesmith/tunesmith:v0.1.0"},
         } | more
         record = Record(task=task, component=component, identity=identity, attempt=number,
                         started=stamp(self.clock), ended=stamp(self.clock + seconds), seconds=seconds,
@@ -119,7 +119,7 @@ class RunBuilder:
                         state="FAILED", parameters=parameters, failure=failure)  # fmt: skip
             return
         second = Attempt("fine-tune-3f9a1c-2", "PyTorchJob", "ab6fd8f2-1b1c-4a45-9d38-7a2a4b1a7e22", "SUCCEEDED", "",
-                         "", 0, "", stamp(self.clock + 74), stamp(self.clock + 186), 112.0, 1)  # fmt: skip
+                         "", 0, "", stamp(self.clock + 74), stamp(self.clock + 186), 112)  # fmt: skip
         output = self.artifact(task, "model", "system.Model", {
             "adapter_config.json": '{"r": 16}', "adapter.safetensors": "1" * 3000, "tokenizer.json": "{}"})  # fmt: skip
         steps = range(1, 61)

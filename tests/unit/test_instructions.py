@@ -94,7 +94,7 @@ def test_a_url_is_read_like_a_path(tmp_path):
 @pytest.mark.parametrize(
     ("record", "want"),
     [
-        pytest.param('{"prompt": "x"', "line 2: not JSON: Expecting ',' delimiter at column 14", id="malformed"),
+        pytest.param('{"prompt": "x"', "line 2: not JSON: Expecting ',' delimiter at column 15", id="malformed"),
         pytest.param("[" * 100_000, "line 2: not JSON that can be read", id="brackets nested too deep"),
         pytest.param('{"prompt": ' + "9" * 5000 + "}", "line 2: not JSON that can be read", id="endless number"),
         pytest.param('["a"]', "line 2: an object with 'messages', or 'prompt' and 'completion', is wanted", id="array"),

@@ -81,6 +81,18 @@ def merge(target: Any, patch: Any) -> Any:
     return merged
 
 
+def difference(old: Manifest, new: Manifest) -> Manifest:
+    """The JSON merge patch that makes ``new`` of ``old``."""
+    patch: Manifest = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            patch |= {key: change} if (change := difference(before, value)) else {}
+        elif key not in old or before != value:
+            patch[key] = value
+    return patch
+
+
 def clean_environment() -> dict[str, str]:
     """What every process of the cluster starts from: the running interpreter's programs first, and no secret."""
     programs = str(Path(sys.executable).parent)
@@ -144,7 +156,7 @@ class LocalCluster:
                 raise AlreadyExists(f'{leaving}{kind.plural} "{metadata["name"]}" already exists')
             if dry_run:
                 return body
-            root = metadata["uid"] if kind in CONTROLLED else _root_of_owner(db, body)
+            root = metadata["uid"] if kind in CONTROLLED else _root_of_owners(db, body)
             _insert(db, kind, body, root)
         if kind in CONTROLLED:
             self._ensure_controller(metadata["uid"])
@@ -328,7 +340,9 @@ class LocalCluster:
     def _remove(self, db: sqlite3.Connection, kind: Kind, body: Manifest) -> None:
         """Delete ``body`` and, as the garbage collector would, whatever it alone owns."""
         metadata = body["metadata"]
-        running = kind == POD and body.get("status", {}).get("phase") not in _ENDED
+        root = db.execute("SELECT root FROM objects WHERE uid = ?", (metadata["uid"],)).fetchone()[0]
+        # Without a controller above it a pod has no process either.
+        running = kind == POD and root and body.get("status", {}).get("phase") not in _ENDED
         if running or metadata.get("finalizers"):
             if "deletionTimestamp" not in metadata:
                 metadata["deletionTimestamp"] = now()
@@ -478,10 +492,13 @@ def _delete(db: sqlite3.Connection, kind: Kind, body: Manifest) -> None:
     db.execute("DELETE FROM objects WHERE uid = ?", (body["metadata"]["uid"],))
 
 
-def _root_of_owner(db: sqlite3.Connection, body: Manifest) -> str:
+def _root_of_owners(db: sqlite3.Connection, body: Manifest) -> str:
+    """Uid of the controlled object above ``body``; an owner that is gone would have it collected at once."""
     for owner in body["metadata"].get("ownerReferences", []):
         if row := db.execute("SELECT root FROM objects WHERE uid = ?", (owner["uid"],)).fetchone():
             return str(row[0])
+        if owner.get("controller") and owner.get("kind") in KINDS:
+            raise NotFound(f"the owner of {body['metadata']['name']}, {owner['kind']} {owner['name']}, is gone")
     return ""
 
 

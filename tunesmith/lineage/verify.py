@@ -171,17 +171,13 @@ def _check_types(record: Record) -> None:
 def _moved(stored: Iterable[_Stored]) -> dict[Path, Path]:
     """Where runs lay when they were recorded, and where they lie now.
 
-    So a copied WORKDIR is checked itself, and not the one it was copied from. A run's folder keeps its name; its old
-    place is read from the URIs of its own outputs.
+    So a copied WORKDIR is checked itself, and not the one it was copied from.
     """
     places: dict[Path, Path] = {}
     for one in stored:
-        for item in one.record.outputs:
-            path = _local(item.uri)
-            for parent in path.parents if path else ():
-                if parent.name == one.run.name:
-                    places[parent] = one.run
-                    break
+        root = one.record.run.get("root") if isinstance(one.record.run, Mapping) else None
+        if isinstance(root, str) and (path := _local(root)):
+            places[path] = one.run
     return places
 
 
@@ -200,8 +196,7 @@ def _local(uri: str) -> Path | None:
 def _path_now(uri: str, check: _Check) -> Path | None:
     path = _local(uri)
     for parent in path.parents if path else ():
-        if parent in check.moved:
-            assert path
+        if path and parent in check.moved:
             return check.moved[parent] / path.relative_to(parent)
     return path
 

@@ -1,12 +1,12 @@
 """The controller of one InferenceService: KServe in Standard mode, with a process for a pod and a port for a Service.
 
 As there: a Deployment ``<name>-predictor`` carries the pod's template; a change of the spec starts a pod of the new
-revision, and the old one answers until the new one is ready, or for good if it never is. The address stays the same over
-all of that: it is the controller's own port, the annotation ``tunesmith.dev/port`` or else the container's ``PORT`` if
-one asks for a certain one. A container is told in ``PORT`` where to listen.
+revision, and the old one answers until the new one is ready, or for good if it never is. The address stays the same
+over all of that: it is a port of the controller, a certain one if the annotation ``tunesmith.dev/port`` or else the
+container's ``PORT`` asks for it. A container is told in ``PORT`` where to listen.
 
-Unlike there: one replica always serves, none of ``minReplicas: 0``; readiness is asked until it is given once, and holds
-as long as the process lives; ``modelStatus`` follows the pods at once.
+Unlike there: exactly one replica serves, whatever ``minReplicas`` says; readiness is asked for until it is given once,
+and holds as long as the process lives; ``modelStatus`` follows the pods at once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tunesmith.clusters.base import AlreadyExists, Manifest, NotFound
-from tunesmith.clusters.local import PORT_ANNOTATION, LocalCluster, now
+from tunesmith.clusters.base import Manifest, NotFound
+from tunesmith.clusters.local import PORT_ANNOTATION, LocalCluster, difference, now
 from tunesmith.local.gateway import HOST, Gateway, free_port
 from tunesmith.local.kubelet import Kubelet, container_of, record
 from tunesmith.resources import DEPLOYMENT, INFERENCESERVICE, POD
@@ -130,10 +130,7 @@ class InferenceServiceController:
             return self.cluster.create(made)
         if found["spec"] == spec:
             return found
-        # First None, so that what the new template does not name is not merged into it.
-        gone = {key: None for key in found["spec"]["template"]["spec"] if key not in template["spec"]}
-        changed = spec | {"template": template | {"spec": gone | template["spec"]}}
-        return self.cluster.patch(DEPLOYMENT, namespace, name, {"spec": changed})
+        return self.cluster.patch(DEPLOYMENT, namespace, name, {"spec": difference(found["spec"], spec)})
 
     def _create_pod(self, deployment: Manifest, template: Manifest, problem: str) -> Manifest:
         pod = copy.deepcopy(template)
@@ -153,7 +150,7 @@ class InferenceServiceController:
         container = container_of(pod)
         ended = {"exitCode": 128, "reason": "NodePorts", "message": problem, "startedAt": now(), "finishedAt": now()}
         about = {"name": container["name"], "image": container.get("image", ""), "ready": False, "restartCount": 0}
-        status = {"phase": "Failed", "reason": "NodePorts", "message": f"Pod was rejected: {problem}"}
+        status: Manifest = {"phase": "Failed", "reason": "NodePorts", "message": f"Pod was rejected: {problem}"}
         status["containerStatuses"] = [about | {"state": {"terminated": ended}, "lastState": {}}]
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
         return self.cluster.patch(POD, namespace, name, {"status": status}, subresource="status")
@@ -274,7 +271,7 @@ def _model_container(name: str, model: Manifest) -> Manifest:
 
 
 def _answers(pod: Manifest) -> bool:
-    """Whether the pod serves: by its readinessProbe's path, else by taking a connection. The port is always ``PORT``."""
+    """Whether the pod serves: by its readinessProbe's path, else by taking a connection; at ``PORT``."""
     path = ((container_of(pod).get("readinessProbe") or {}).get("httpGet") or {}).get("path")
     try:
         if path is None:

@@ -1,7 +1,8 @@
 """An OpenAI-compatible server of one model: ``python -m tunesmith.local.model_server --model FOLDER --name NAME``.
 
-The endpoints are those of ``transformers serve``, pinned to one model: it is loaded before the port answers, requests for
-another name are refused, nothing is fetched from the network, no code of the model is run, weights are safetensors only.
+The endpoints are those of ``transformers serve``, pinned to one model: it is loaded before the port answers, requests
+for another name are refused, nothing is fetched from the network, no code of the model is run, and weights are
+safetensors only.
 
     POST /v1/chat/completions, POST /v1/completions   also with ``"stream": true``; generation is one request at a time
     GET  /v1/models, GET /health

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tunesmith.clusters.base import AlreadyExists, Manifest, NotFound
-from tunesmith.clusters.local import LocalCluster, now
+from tunesmith.clusters.local import LocalCluster, difference, now
 from tunesmith.local.gateway import free_port
 from tunesmith.local.kubelet import Kubelet, record
 from tunesmith.resources import POD, PYTORCHJOB
@@ -212,12 +212,7 @@ class PyTorchJobController:
 
     def _write(self, job: Manifest, status: Manifest) -> None:
         name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-        gone = {key: None for key in job.get("status", {}) if key not in status}
-        replicas = status.get("replicaStatuses", {})
-        if before := job.get("status", {}).get("replicaStatuses"):
-            replicas = {role: {key: None for key in before.get(role, {})} | counts for role, counts in replicas.items()}
-            status = status | {"replicaStatuses": replicas}
-        patch = {"metadata": {"uid": self.uid}, "status": status | gone}
+        patch = {"metadata": {"uid": self.uid}, "status": difference(job.get("status", {}), status)}
         self.cluster.patch(PYTORCHJOB, namespace, name, patch, subresource="status")
 
     @staticmethod

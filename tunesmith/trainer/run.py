@@ -40,8 +40,7 @@ def run(settings: TrainSettings, place: Rank, stop: StopSignal) -> dict[str, Any
     store = CheckpointStore(paths.checkpoints) if paths.checkpoints else None
     _tell(place, f"{len(conversations)} conversations; loading torch")
 
-    threads_of_rank = threads(os.environ, place)
-    os.environ["OMP_NUM_THREADS"] = str(threads_of_rank)
+    os.environ["OMP_NUM_THREADS"] = str(threads(os.environ, place))  # read when torch is imported
     from tunesmith.trainer.sft import train
 
     outcome = train(

@@ -69,7 +69,7 @@ def evaluate_llm(
             samples=samples,
             max_new_tokens=max_new_tokens,
             seed=seed,
-            progress=say,
+            progress=lambda what, done: say(what),
         )
         this.leave("samples.json", found.pop("samples"))
         found["loss_reduction"] = 1 - found["eval_loss"] / found["eval_loss_base"] if found["eval_loss_base"] else 0.0

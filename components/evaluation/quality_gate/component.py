@@ -32,7 +32,6 @@ def quality_gate(
         component="quality_gate",
         parameters={"thresholds": thresholds},
         reads={"evaluation": evaluation},
-        ,
     ) as this:
         verdicts = judge(json.loads(Path(evaluation.path).read_text(encoding="utf-8")), thresholds)
         this.leave("gate.json", [verdict.to_json() for verdict in verdicts])

@@ -32,6 +32,5 @@ def run_report(
         component="run_report",
         parameters={"pipeline_name": pipeline_name},
         writes={"report": report, "summary": summary},
-        ,
     ) as this:
         write_report(this, pipeline_name, status, report, summary)
