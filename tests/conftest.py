@@ -116,6 +116,7 @@ class RunBuilder:
                               ("step=22 loss=2.41", "step=23 loss=2.39",
                                "torch.distributed.elastic: Signal 9 (SIGKILL) received by PID 4711"))  # fmt: skip
             self.record(task, "training/fine_tune", 72.0, inputs=inputs, footprint=footprint, attempts=[first],
+                        outputs=[Item("model", str(self.root / task / "model"), "system.Model")],
                         state="FAILED", parameters=parameters, failure=failure)  # fmt: skip
             return
         second = Attempt("fine-tune-3f9a1c-2", "PyTorchJob", "ab6fd8f2-1b1c-4a45-9d38-7a2a4b1a7e22", "SUCCEEDED", "",

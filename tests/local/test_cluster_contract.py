@@ -2,18 +2,18 @@
 
 import itertools
 import json
-import multiprocessing
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from tunesmith.clusters.base import AlreadyExists, Cluster, Conflict, NotFound, Refused
-from tunesmith.clusters.local import JOURNAL_ROWS, LocalCluster, difference, merge
+from tunesmith.clusters.local import JOURNAL_ROWS, difference, merge
 from tunesmith.resources import DEPLOYMENT, EVENT, POD, PYTORCHJOB
 
 NAMESPACE = "default"
@@ -188,13 +188,14 @@ class ClusterContract:
 
     def test_a_watch_reports_changes_made_while_nobody_listened_once_each(self, cluster: Cluster, unique):
         cluster.create(event(unique))
-        changes = cluster.watch(EVENT, NAMESPACE, name=unique, timeout_s=2)
-        first = next(changes)
-        for number in range(20):
-            cluster.patch(EVENT, NAMESPACE, unique, {"reason": f"n{number}"})
-        reasons = [change.object["reason"] for change in changes]
-        assert first.object["reason"] == "Testing"
-        assert reasons == [f"n{number}" for number in range(20)]
+        changes = cluster.watch(EVENT, NAMESPACE, name=unique, timeout_s=20)
+        assert next(changes).object["reason"] == "Testing"
+        reasons = [f"n{number}" for number in range(20)]
+        for reason in reasons:
+            cluster.patch(EVENT, NAMESPACE, unique, {"reason": reason})
+        cluster.delete(EVENT, NAMESPACE, unique)
+        reported = [(change.type, change.object["reason"]) for change in itertools.islice(changes, 21)]
+        assert reported == [("MODIFIED", reason) for reason in reasons] + [("DELETED", "n19")]
 
     def test_a_watch_ends_after_its_time(self, cluster: Cluster, unique):
         began = time.monotonic()
@@ -231,11 +232,19 @@ class ClusterContract:
         assert cluster.can_i("create", PYTORCHJOB, NAMESPACE) is True
 
 
-def write_many(folder: Path, writer: int, count: int) -> None:
-    cluster = LocalCluster(folder, revive=False)
-    for number in range(count):
-        cluster.create(event(f"w{writer}-{number}"))
-        cluster.patch(EVENT, NAMESPACE, "shared", {"metadata": {"labels": {f"w{writer}-{number}": "1"}}})
+WRITER = """
+import json, sys
+from pathlib import Path
+from tunesmith.clusters.local import LocalCluster
+from tunesmith.resources import EVENT
+
+cluster, writer = LocalCluster(Path(sys.argv[1]), revive=False), sys.argv[2]
+for number in range(40):
+    manifest = json.loads(sys.argv[3])
+    manifest["metadata"]["name"] = f"w{writer}-{number}"
+    cluster.create(manifest)
+    cluster.patch(EVENT, "default", "shared", {"metadata": {"labels": {f"w{writer}-{number}": "1"}}})
+"""
 
 
 @pytest.mark.local
@@ -244,14 +253,10 @@ class TestLocalCluster(ClusterContract):
         cluster.create(event("shared"))
         changes = cluster.watch(EVENT, NAMESPACE, timeout_s=30)
         next(changes)
-        context = multiprocessing.get_context("spawn")
-        writers = [context.Process(target=write_many, args=(cluster.folder, writer, 40)) for writer in range(3)]
-        for writer in writers:
-            writer.start()
+        command = [sys.executable, "-c", WRITER, str(cluster.folder)]
+        writers = [subprocess.Popen([*command, str(number), json.dumps(event("x"))]) for number in range(3)]
         versions = [int(change.object["metadata"]["resourceVersion"]) for change in itertools.islice(changes, 240)]
-        for writer in writers:
-            writer.join()
-        assert [writer.exitcode for writer in writers] == [0, 0, 0]
+        assert [writer.wait() for writer in writers] == [0, 0, 0]
         assert versions == sorted(set(versions))
         assert len(cluster.list(EVENT, NAMESPACE)) == 121
         assert len(cluster.get(EVENT, NAMESPACE, "shared")["metadata"]["labels"]) == 120
@@ -295,7 +300,10 @@ class TestLocalCluster(ClusterContract):
             ({"command": None}, "write its entry point"),
             ({"args": [3]}, "quote it"),
             ({"env": [{"name": "N", "value": 3}]}, "quote it"),
-            ({"env": [{"name": "K", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}, "K comes from secretKey"),
+            (
+                {"env": [{"name": "K", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+                "K comes from secretKey",
+            ),
             ({"envFrom": [{"secretRef": {"name": "s"}}]}, "envFrom"),
             ({"volumeMounts": [{"name": "data", "mountPath": "/data"}]}, "mounts nothing at /data"),
         ],

@@ -1,8 +1,10 @@
 """Instruction data: what is accepted, what is refused and how, and that the split is a function of the content."""
 
 import ast
+import http.server
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,49 @@ def test_a_source_that_is_not_there_is_refused_in_one_sentence(tmp_path, source,
 def test_secrets_in_a_url_are_not_repeated(tmp_path):
     message = refusal("nfs5://me:hunter2@host/d.jsonl?X-Signature=hunter2", tmp_path)
     assert "nfs5://host/d.jsonl?..." in message
+    assert "hunter2" not in message
+
+
+@pytest.fixture
+def web():
+    """An HTTP server; ``/whole`` answers two examples, ``/cut`` claims more than it sends."""
+    body = "".join(json.dumps(pair(str(n))) + "\n" for n in range(2)).encode()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path.startswith("/none"):
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body) + (1000 if self.path == "/cut" else 0)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_web_address_is_read_and_its_query_is_not_recorded(tmp_path, web):
+    report, train, heldout = run(f"{web}/whole?token=hunter2", tmp_path)
+    assert len(train + heldout) == 2
+    assert report["source"] == f"{web}/whole?..."
+
+
+def test_a_download_that_breaks_off_is_refused_and_not_taken_for_the_whole(tmp_path, web):
+    assert "/cut broke off after" in refusal(f"{web}/cut", tmp_path)
+
+
+def test_a_web_address_that_does_not_exist_is_refused(tmp_path, web):
+    message = refusal(f"{web}/none?token=hunter2", tmp_path)
+    assert "/none?... cannot be read: HTTP Error 404" in message
     assert "hunter2" not in message
 
 

@@ -184,6 +184,12 @@ def test_a_link_out_of_the_folder_is_refused_and_one_inside_is_followed(tmp_path
     assert not (tmp_path / "good/model.safetensors").is_symlink()
 
 
+def test_a_linked_folder_that_leads_out_is_refused(tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "inner").symlink_to(hf_folder(tmp_path / "elsewhere"))
+    assert "is a link that leads out of its folder" in refusal(tmp_path / "source", tmp_path)
+
+
 def test_a_folder_of_the_hubs_own_cache_is_imported_through_its_links(tmp_path):
     snapshot = hf_folder(tmp_path / "models--org--name" / "snapshots" / COMMIT)
     blobs = tmp_path / "models--org--name" / "blobs"
@@ -382,6 +388,14 @@ def test_the_same_gguf_gives_the_same_bytes_by_file_folder_and_wheel(tmp_path):
     file = gguf_file(tmp_path / "folder" / "tiny.gguf")
     refs = [file, tmp_path / "folder", zip_of(tmp_path / "folder", tmp_path / "m.whl", top="pkg/")]
     assert len({import_model(str(ref), tmp_path / f"out{n}")["digest"] for n, ref in enumerate(refs)}) == 1
+
+
+def test_settings_that_lie_beside_a_gguf_file_do_not_count(tmp_path):
+    file = gguf_file(tmp_path / "tiny.gguf")
+    first = import_model(str(file), tmp_path / "first")
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["x.X", null]}}')
+    (tmp_path / "chat_template.jinja").write_text("another")
+    assert import_model(str(file), tmp_path / "second")["digest"] == first["digest"]
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,8 @@ class LocalCluster:
             connection.executescript(_SCHEMA)
         finally:
             connection.close()
+        # While one connection is open, the end of another does not write the whole journal back and wait for the disk.
+        self._anchor = self._connect()
         if revive:
             self.revive()
 

@@ -18,6 +18,7 @@ from tunesmith.workloads.base import Manifest, Snapshot, Workload
 _WATCH_SECONDS = 300.0  # one request of a watch; the cluster resumes it without a gap
 _TAIL_LINES = 20
 _LOG_FLUSH_SECONDS = 5.0
+_ENDED = ("Succeeded", "Failed")
 _METRIC_LINE = re.compile(r"(?:^|\s)step=(?P<step>\d+)\b.*?\bloss=(?P<loss>[-+0-9.eE]+)")
 
 
@@ -51,8 +52,6 @@ class Follower:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopped.set()
-        if self._log:
-            self._log.join(_LOG_FLUSH_SECONDS)
 
     def next(self, timeout_s: float | None) -> Snapshot | None:
         """The next snapshot after one or several changes; None when nothing changed for ``timeout_s``."""
@@ -80,9 +79,10 @@ class Follower:
 
     def log_tail(self, pod: str) -> tuple[str, ...]:
         """The last lines of ``pod``, or of the main pod."""
-        if self._log:
+        main = self._workload.log_pod(self._name)
+        if self._log and self._phases().get(main) in _ENDED:  # else its log goes on, and there is nothing to wait for
             self._log.join(_LOG_FLUSH_SECONDS)
-        if pod and pod != self._workload.log_pod(self._name):
+        if pod and pod != main:
             with contextlib.suppress(ClusterError):
                 return tuple(self._cluster.logs(self._namespace, pod, tail=_TAIL_LINES))
         return tuple(self._tail)
@@ -126,10 +126,12 @@ class Follower:
         pod = self._workload.log_pod(self._name)
         if self._log or pod is None:
             return
-        phases = {p["metadata"]["name"]: (p.get("status") or {}).get("phase") for p in self._pods.values()}
-        if phases.get(pod) in ("Running", "Succeeded", "Failed"):
+        if self._phases().get(pod) in ("Running", *_ENDED):
             self._log = threading.Thread(target=self._copy_log, args=(pod,), name="log", daemon=True)
             self._log.start()
+
+    def _phases(self) -> dict[str | None, str]:
+        return {p["metadata"]["name"]: (p.get("status") or {}).get("phase") or "" for p in self._pods.values()}
 
     def _copy_log(self, pod: str) -> None:
         with contextlib.suppress(NotFound):  # the pod may be cleaned up before its last line is read

@@ -35,6 +35,8 @@ LABEL_RESUME = "tunesmith.dev/resume-key"
 LABEL_RUN = "tunesmith.dev/run"
 MANAGED_BY = "tunesmith"
 
+TIMEOUT = "Timeout"
+
 _SLUG_LIMIT = 30  # leaves room for the identity, the attempt and the longest suffix that an operator appends
 _PODS_GONE_SECONDS = 60
 
@@ -187,6 +189,9 @@ def launch(request: Request, cluster: Cluster, clock: Clock | None = None) -> Ou
         outcome = _guarded(request, handle, cluster, clock)
         tries.append(_ended(number, handle, outcome, clock))
         outcome.tries = tries
+        if outcome.observation.reason == TIMEOUT:
+            _delete(request, handle, cluster)
+            return outcome
         if not _worth_another(outcome.observation, number, request.retries):
             return outcome
         say(
@@ -216,7 +221,7 @@ def _attach(request: Request, cluster: Cluster) -> tuple[Manifest | None, list[M
             continue
         if candidate["metadata"]["labels"].get(LABEL_RESUME) != request.resume_key:
             say(f"{_name(candidate)} was launched for other inputs or parameters; ending it")
-            cluster.delete(kind, request.namespace, candidate["metadata"]["name"], uid=candidate["metadata"]["uid"])
+            _delete(request, candidate, cluster)
             continue
         mine.append(candidate)
     if not mine:
@@ -270,9 +275,13 @@ def _guarded(request: Request, handle: Manifest, cluster: Cluster, clock: Clock)
         return follow(request, handle, cluster, clock)
     except Exception:
         with contextlib.suppress(ClusterError):
-            metadata = handle["metadata"]
-            cluster.delete(request.workload.KIND, request.namespace, metadata["name"], uid=metadata["uid"])
+            _delete(request, handle, cluster)
         raise
+
+
+def _delete(request: Request, handle: Manifest, cluster: Cluster) -> None:
+    metadata = handle["metadata"]
+    cluster.delete(request.workload.KIND, request.namespace, metadata["name"], uid=metadata["uid"])
 
 
 def follow(request: Request, handle: Manifest, cluster: Cluster, clock: Clock) -> Outcome:
@@ -291,7 +300,7 @@ def follow(request: Request, handle: Manifest, cluster: Cluster, clock: Clock) -
                 observation = request.workload.observe(final) if snapshot.object else observation
                 return Outcome(observation, final, log_tail=follower.log_tail(observation.pod))
         message = f"not ready after {request.timeout_seconds:.0f} s"
-        late = Observation(State.FAILED, "Timeout", f"{message}: {last[2] if last else ''}".rstrip(": "), Fault.SYSTEM)
+        late = Observation(State.FAILED, TIMEOUT, f"{message}: {last[2] if last else ''}".rstrip(": "), Fault.SYSTEM)
         return Outcome(late, follower.final_snapshot(), log_tail=follower.log_tail(""))
 
 
@@ -328,12 +337,11 @@ def _worth_another(observation: Observation, number: int, retries: int) -> bool:
 
 def _wait_until_pods_ended(request: Request, handle: Manifest, cluster: Cluster, clock: Clock) -> None:
     """No pod of a failed attempt may still write to the checkpoint that the next one starts from."""
-    metadata = handle["metadata"]
-    labels = request.workload.pod_labels(metadata["name"])
+    labels = request.workload.pod_labels(handle["metadata"]["name"])
     waited = 0.0
     while any(_active(pod) for pod in cluster.list(POD, request.namespace, labels)):
         if waited >= _PODS_GONE_SECONDS:
-            cluster.delete(request.workload.KIND, request.namespace, metadata["name"], uid=metadata["uid"])
+            _delete(request, handle, cluster)
             return
         clock.sleep(1)
         waited += 1

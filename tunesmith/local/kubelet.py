@@ -236,7 +236,7 @@ class Kubelet:
 
     def _lost(self, pod: Manifest) -> Manifest:
         """The supervisor was killed: end what it has left, and say so."""
-        shim.kill(shim.marked(f"{MARK}={pod['metadata']['uid']}"))
+        self._kill_marked(pod)
         moment = time.time()
         message = "the supervisor of this container was killed"
         return {"code": 137, "reason": "Error", "message": message, "started": moment, "finished": moment}
@@ -253,11 +253,19 @@ class Kubelet:
             self._awaited.add(self._file(pod, "exit", attempt))
             shim.kill([claimed["pid"]], 15)
             return
-        shim.kill(shim.marked(f"{MARK}={pod['metadata']['uid']}"))
+        self._kill_marked(pod)
         with contextlib.suppress(OSError):
             for private in self._folder(pod).glob("spec.*.json"):
                 private.unlink()
         self.cluster.finalize(pod)
+
+    @staticmethod
+    def _kill_marked(pod: Manifest) -> None:
+        """Kill whatever still carries the pod's mark, and wait until it is gone, for a second at most."""
+        end = time.monotonic() + 1
+        while (left := shim.marked(f"{MARK}={pod['metadata']['uid']}")) and time.monotonic() < end:
+            shim.kill(left)
+            time.sleep(0.01)
 
     # Files and statuses.
 

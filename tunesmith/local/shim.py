@@ -236,6 +236,8 @@ class Shim:
     def _report(self, outcome: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the folder is gone: nobody is left to tell
             write_json(self.folder / f"exit.{self.attempt}.json", outcome | {"finished": time.time()})
+            if Path(self.spec["database"]).exists() and self._controller_is_gone():
+                self._start_controller()  # somebody must read the report
 
 
 if __name__ == "__main__":

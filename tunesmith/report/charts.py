@@ -13,7 +13,7 @@ from tunesmith.report.formats import duration, number
 from tunesmith.report.reading import Curve, Histogram, Series
 from tunesmith.report.svg import element, path, picture
 
-_WIDTH, _HEIGHT = 680, 300
+_WIDTH, _HEIGHT = 580, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 44
 _FEW_POINTS = 40
 _HOVER_POINTS = 120
@@ -161,7 +161,7 @@ def _marked(label: str, places: list[float], x_name: str) -> str:
 
 def histogram(data: Histogram) -> Chart:
     """Counts over lengths, one bar an interval."""
-    width, height = 680, 220
+    width, height = 460, 210
     x = _Scale(data.edges[0], data.edges[-1], _LEFT, width - _RIGHT)
     highest = max(data.counts) or 1.0
     bottom = height - _BOTTOM
@@ -181,4 +181,6 @@ def histogram(data: Histogram) -> Chart:
                          class_="name"))  # fmt: skip
     parts.append(element("text", "samples", x=4, y=14, class_="name"))
     label = f"Samples by length: {number(sum(data.counts))} from {number(data.edges[0])} to {number(data.edges[-1])}"
-    return Chart("Length of the samples", picture(width, height, f"{label} {data.unit}", *parts), ())
+    return Chart(
+        "Length of the samples", picture(width, height, f"{label} {data.unit}", *parts, class_="picture small"), ()
+    )

@@ -11,12 +11,12 @@ from tunesmith.report.formats import last_part, short_digest, size, text
 from tunesmith.report.reading import Run, Step
 from tunesmith.report.svg import element, picture
 
-_WIDTH, _GAP_X, _GAP_Y, _PAD = 196, 56, 22, 8
+_WIDTH, _GAP_X, _GAP_Y, _PAD = 188, 48, 22, 4
 _HEAD, _ROW = 30, 36
 _MAX_NODES = 60
 
 
-@dataclass
+@dataclass(eq=False)
 class _Node:
     """A step with what it wrote, or (``step`` None) an artifact that no step of this run wrote."""
 

@@ -90,9 +90,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Step:
-    """A step: its records, oldest first, what they cost together, and what it left beside them."""
+    """A step: its records, oldest first, with their digests, what they cost together, and what it left beside them."""
 
     records: tuple[Record, ...]
+    digests: tuple[str, ...]
     cost: Cost
     curve: Curve | None = None
     histogram: Histogram | None = None
@@ -182,16 +183,17 @@ def read(root: str | Path, *, pipeline: str, state: str | None = None) -> Run:
         present, paths, notices = set(), [], [f"The records could not be listed: {text(str(error), 200)}"]
     if len(paths) > MAX_STEPS:
         notices.append(f"Only the first {MAX_STEPS} of {len(paths)} records are shown.")
-    grouped: dict[tuple[str, str], list[Record]] = {}
+    grouped: dict[tuple[str, str], list[tuple[Record, str]]] = {}
     for path in paths[:MAX_STEPS]:
         try:
-            record = _clean(Record.parse(store.read(path)))
+            content = store.read(path)
+            record = _clean(Record.parse(content))
         except _UNREADABLE as error:
             notices.append(f"{text(path, 200)} could not be read: {text(str(error), 200)}")
         else:
-            grouped.setdefault((record.task, record.identity), []).append(record)
+            grouped.setdefault((record.task, record.identity), []).append((record, digest_text(content)))
     steps = [
-        _step(store, present, sorted(records, key=lambda one: one.attempt), notices) for records in grouped.values()
+        _step(store, present, sorted(records, key=lambda one: one[0].attempt), notices) for records in grouped.values()
     ]
     steps.sort(key=lambda step: (step.last.started, step.task))
     return Run(str(root), text(pipeline, 200), _state(state, steps), tuple(steps), tuple(notices))
@@ -213,8 +215,8 @@ def _state(told: str | None, steps: list[Step]) -> str:
     return next((state for state in _ENDED_BADLY if state in states), "SUCCEEDED" if states else "UNKNOWN")
 
 
-def _step(store: Store, present: set[str], records: list[Record], notices: list[str]) -> Step:
-    last = records[-1]
+def _step(store: Store, present: set[str], records: list[tuple[Record, str]], notices: list[str]) -> Step:
+    last = records[-1][0]
     files = _map(last.details.get("files"))
 
     def beside(name: str, parse: Any) -> Any:
@@ -233,8 +235,9 @@ def _step(store: Store, present: set[str], records: list[Record], notices: list[
             return None
 
     return Step(
-        records=tuple(records),
-        cost=add(cost_of(record.cost) for record in records),
+        records=tuple(record for record, _ in records),
+        digests=tuple(digest for _, digest in records),
+        cost=add(cost_of(record.cost) for record, _ in records),
         curve=beside("curve.json", _curve),
         histogram=beside("length_histogram.json", _histogram),
         samples=beside("samples.json", _samples) or (),

@@ -132,6 +132,7 @@ class CheckpointStore:
         _flush(written)
         shutil.rmtree(final, ignore_errors=True)  # of the same step: only a run that lost its marker comes here
         written.rename(final)
+        shutil.rmtree(self.staging)
         _flush(self._folder)
         if self._remote is not None:
             storage.publish(final, f"{self._remote}/{final.name}", last=MARKER)

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib.metadata
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,9 +62,9 @@ def convert(file: Path, output: Path) -> GgufFacts:
     except ImportError:
         raise BadInput(_MISSING_EXTRA) from None
     try:
-        with _offline_and_quiet(), _header_read_once():
-            facts = _facts(file, output)
-            _dequantize(file, output)
+        with _offline_and_quiet(), _header_read_once(), _alone(file) as link:
+            facts = _facts(link, output, file.name)
+            _dequantize(link, output, file.name)
     except (BadInput, MemoryError):
         raise
     except OSError as error:
@@ -80,17 +81,26 @@ def _cannot_convert(file: Path, error: Exception) -> BadInput:
     return BadInput(f"{file.name} cannot be converted: {type(error).__name__}: {reason}")
 
 
-def _facts(file: Path, output: Path) -> GgufFacts:
+@contextlib.contextmanager
+def _alone(file: Path) -> Iterator[Path]:
+    """The file in a folder where nothing else is: transformers would read settings and templates that lie beside it."""
+    with tempfile.TemporaryDirectory(prefix="tunesmith-gguf-") as folder:
+        link = Path(folder) / "model.gguf"
+        link.symlink_to(file.absolute())
+        yield link
+
+
+def _facts(file: Path, output: Path, shown: str) -> GgufFacts:
     import gguf
 
     reader = gguf.GGUFReader(str(file))  # a text, as transformers gives it, so that it is the same reader
     if not reader.tensors:
-        raise BadInput(f"{file.name} holds no weights")
+        raise BadInput(f"{shown} holds no weights")
     architecture = _text(reader, "general.architecture")
     blocks = reader.get_field(f"{architecture}.block_count")
     # A model is built from these numbers before weights are looked at: an invented count would fill the memory.
     if blocks is not None and not 0 < int(blocks.contents()) <= len(reader.tensors):
-        raise BadInput(f"{file.name} claims {int(blocks.contents())} layers and holds {len(reader.tensors)} tensors")
+        raise BadInput(f"{shown} claims {int(blocks.contents())} layers and holds {len(reader.tensors)} tensors")
     require_space(output, 4 * sum(int(tensor.n_elements) for tensor in reader.tensors), "the converted model")
     sizes = Counter[str]()
     for tensor in reader.tensors:
@@ -104,7 +114,7 @@ def _text(reader: Any, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _dequantize(file: Path, output: Path) -> None:
+def _dequantize(file: Path, output: Path, shown: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -115,7 +125,7 @@ def _dequantize(file: Path, output: Path) -> None:
     )
     # transformers fills what is missing with random numbers and only warns.
     if missing := sorted(loading["missing_keys"]):
-        raise BadInput(f"{file.name} lacks {len(missing)} of the model's weights, such as {missing[0]}")
+        raise BadInput(f"{shown} lacks {len(missing)} of the model's weights, such as {missing[0]}")
     # Dequantized, yet still marked as quantized: save_pretrained would refuse ("not serializable").
     model.hf_quantizer = None
     model.is_quantized = False

@@ -18,10 +18,11 @@ import sysconfig
 import tempfile
 import unicodedata
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from tunesmith.trainer.quarantine import BadInput
 
@@ -36,6 +37,7 @@ _ROLES = ("system", "user", "assistant")
 _MAX_LINE_BYTES = 1 << 20
 _MAX_BYTES = 4 << 30
 _MAX_PROBLEMS = 20
+_HTTP_SECONDS = 60
 _NO_ANSWER = "no assistant answer: "
 _WANTED = "write one JSON object a line with 'messages', or with 'prompt' and 'completion'"
 _EDGES = [0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
@@ -184,6 +186,8 @@ def _jsonl(source: str) -> Iterator[tuple[str, Any]]:
             text = _decode(line, number, shown)
             if text.strip():
                 yield f"line {number}", _parse(text.rstrip())
+        if getattr(stream, "length", 0):  # an HTTP response tells a lost connection from its end only by this count
+            raise BadInput(f"{shown} broke off after {read} bytes: try again")
         if not read:
             raise BadInput(f"{shown} is empty: {_WANTED}")
 
@@ -219,8 +223,9 @@ def _open(source: str) -> IO[bytes]:
             if path.is_dir():
                 raise BadInput(f"{source} is a folder: name the JSONL file in it")
             return path.open("rb")
-        stream: IO[bytes] = fsspec.open(source, "rb").open()
-        return stream
+        if source.startswith(("https://", "http://")):  # fsspec would need aiohttp for it
+            return cast(IO[bytes], urllib.request.urlopen(source, timeout=_HTTP_SECONDS))
+        return cast(IO[bytes], fsspec.open(source, "rb").open())
     except FileNotFoundError:
         near = difflib.get_close_matches(source, [BUILT_IN], cutoff=0.7)
         kinds = f"write the path or URL of a JSONL file, hf://datasets/org/name or {BUILT_IN}"

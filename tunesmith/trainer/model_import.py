@@ -213,9 +213,9 @@ def _from_folder(folder: Path, resolved: str, model: Path, trust_remote_code: bo
     names = [path.name for path in home.iterdir()] if home else []
     if home and _weights(names):
         kept, weights = _kept(names, trust_remote_code), _weights(names)
-        _copy(home, kept, model)
+        _copy(home, kept, model, folder)
         _check_settings(model, shown, trust_remote_code)  # before gigabytes are copied
-        _copy(home, weights, model)
+        _copy(home, weights, model, folder)
         return _Found(home, resolved or digest_path(model).text, _folder_license(home))
     ggufs = [path for path in files if path.name.lower().endswith(".gguf") and path.is_file()]
     if len(ggufs) > 1:
@@ -265,8 +265,8 @@ def _kept(names: Iterable[str], trust_remote_code: bool) -> list[str]:
     return sorted(name for name in names if name.endswith(suffixes) or name.lower() in _PAPERS)
 
 
-def _copy(home: Path, names: list[str], model: Path) -> None:
-    sources = [_inside(home / name, home) for name in names]
+def _copy(home: Path, names: list[str], model: Path, folder: Path) -> None:
+    sources = [_inside(home / name, folder) for name in names]
     files = [(name, source) for name, source in zip(names, sources, strict=True) if source.is_file()]
     require_space(model, sum(source.stat().st_size for _, source in files), "the model")
     for name, source in files:
@@ -481,7 +481,10 @@ def _auto_map(value: Any) -> list[str]:
 
 def _parameters(model: Path) -> int:
     """How many numbers the weights hold, from the headers; every file's header must parse and every shard be there."""
-    import safetensors
+    try:
+        import safetensors
+    except ImportError:
+        raise BadInput("checking weights needs the extra 'trainer': pip install 'tunesmith[trainer]'") from None
 
     files = _weights(path.name for path in model.iterdir())
     index = model / "model.safetensors.index.json"

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 SCHEMA = "tunesmith.dev/result/v1"
 MAX_BYTES = 4096
-MAX_MESSAGE = 1000  # characters; in the worst case 3 bytes each, which leaves room for the rest
+MAX_MESSAGE = 600  # characters; escaped, each may take 6 bytes, and that leaves room for the rest
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2

@@ -144,6 +144,7 @@ def _config(settings: TrainSettings, place: Rank, gpu: bool, output: Path) -> SF
         seed=settings.seed,
         logging_steps=settings.log_every,
         logging_first_step=True,
+        logging_nan_inf_filter=False,  # else a loss that is no number is logged as 0
         save_strategy="steps",
         save_steps=settings.save_every,
         ignore_data_skip=False,

@@ -53,6 +53,7 @@ def tiny_model(tmp_path_factory) -> Path:
     config = LlamaConfig(
         vocab_size=len(fast), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+        initializer_range=0.2,  # so that the answers depend on what the adapters change
         pad_token_id=fast.pad_token_id, eos_token_id=fast.eos_token_id, bos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = [pytest.mark.local, pytest.mark.trainer]
 
-STEPS = ("--max-steps", "12", "--batch-size", "4", "--max-length", "128", "--learning-rate", "5e-2", "--save-every", "4")
+STEPS = ("--max-steps", "12", "--batch-size", "4", "--max-length", "128", "--learning-rate", "1e-2", "--save-every", "4")
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_pickled_weights_are_refused(make_job, monkeypatch, tmp_path, tiny_model
 def test_training_json_says_what_was_done(trained):
     about = json.loads((trained.output / "training.json").read_text())
 
-    assert about["settings"]["learning_rate"] == 5e-2
+    assert about["settings"]["learning_rate"] == 1e-2
     assert [step for step, _, _ in about["history"]] == list(range(1, 13))
     seconds = [s for _, _, s in about["history"]]
     assert seconds == sorted(seconds)
