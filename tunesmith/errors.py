@@ -1,6 +1,12 @@
-"""Errors that a person reads: what, where, and what to write instead. Each has an id that ``docs/errors.md`` explains."""
+"""Errors that a person reads: what, where, and what to write instead.
+
+Each has an id that ``docs/errors.md`` explains.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class TunesmithError(Exception):
@@ -11,6 +17,7 @@ class TunesmithError(Exception):
         id: kebab-case, explained in ``docs/errors.md``.
     """
 
+    default_id = "error"
     fault = "system"
     exit_code = 1
 
@@ -19,15 +26,21 @@ class TunesmithError(Exception):
         self.message = message
         self.id = id or type(self).default_id
 
-    default_id = "error"
-
     def __str__(self) -> str:
-        return f"{self.message}  [{self.id}]" if self.id else self.message
+        return self.message
 
 
 class BadInput(TunesmithError, ValueError):
-    """What the user gave cannot be used; nothing was started, or what was started is undone."""
+    """What the user gave cannot be used; nothing was started, or what was started is undone.
 
+    Attributes:
+        problems: each problem on its own (20 at most), such as "line 7: ..."; empty where the sentence says it all.
+    """
+
+    default_id = "bad-input"
     fault = "user"
     exit_code = 2
-    default_id = "bad-input"
+
+    def __init__(self, message: str, id: str = "", *, problems: Sequence[str] = ()):
+        super().__init__("\n  ".join([message, *problems]), id)
+        self.problems: tuple[Any, ...] = tuple(problems)

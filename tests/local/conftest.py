@@ -9,7 +9,7 @@ import pytest
 from tunesmith.clusters.local import LocalCluster
 from tunesmith.local import inventory
 
-PATIENCE_S = 40
+PATIENCE_S = 60
 
 
 def processes_of(folder: Path) -> dict[int, str]:

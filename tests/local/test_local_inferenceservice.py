@@ -77,6 +77,14 @@ def request(url, path="/", body=None):
         connection.close()
 
 
+def answer(url):
+    """The answer, or None if the connection breaks."""
+    try:
+        return request(url)
+    except (OSError, http.client.HTTPException):
+        return None
+
+
 def serves(cluster, mark):
     """Whether the Deployment has rolled out the revision with that mark."""
     deployment = cluster.get(DEPLOYMENT, NAMESPACE, "llm-predictor")
@@ -195,14 +203,7 @@ def test_a_service_answers_again_after_its_controller_was_killed(cluster, up, un
     (pod,) = cluster.list(POD, NAMESPACE)
     (controller,) = [pid for pid, command in running(cluster.folder).items() if "local control" in command]
     os.kill(controller, signal.SIGKILL)
-
-    def answers():
-        try:
-            return request(url)
-        except OSError:
-            return None
-
-    assert until(answers) == (200, "one")
+    assert until(lambda: answer(url)) == (200, "one")
     assert [p["metadata"]["uid"] for p in cluster.list(POD, NAMESPACE)] == [pod["metadata"]["uid"]]
 
 
@@ -210,8 +211,8 @@ def test_a_server_that_dies_is_started_again(cluster, up, until, running):
     url = up(service(custom("one")))
     (server,) = [pid for pid, command in running(cluster.folder).items() if command.startswith("python -c")]
     os.kill(server, signal.SIGKILL)
-    until(lambda: request(url)[0] == 503)
-    until(lambda: request(url) == (200, "one"))
+    until(lambda: answer(url) == (503, "no model server is ready.\n"))
+    until(lambda: answer(url) == (200, "one"))
     (pod,) = cluster.list(POD, NAMESPACE)
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 1
 

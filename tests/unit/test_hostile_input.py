@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tunesmith.errors import BadInput
 from tunesmith.trainer import quarantine
-from tunesmith.trainer.quarantine import BadInput, Limits, require_space, safe_member, unpack
+from tunesmith.trainer.quarantine import Limits, require_space, safe_member, unpack
 
 
 def zipped(folder: Path, *entries: tuple[str, bytes], kind: int = stat.S_IFREG) -> Path:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tunesmith.errors import BadInput
 from tunesmith.trainer import instructions
-from tunesmith.trainer.instructions import BUILT_IN, BadInput, prepare
+from tunesmith.trainer.instructions import BUILT_IN, prepare
 
 
 def pair(prompt="What is 2 + 2?", completion="Four."):

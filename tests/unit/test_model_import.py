@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tunesmith.errors import BadInput
 from tunesmith.lineage.digest import digest_path
 from tunesmith.trainer import model_import
-from tunesmith.trainer.model_import import BadInput, import_model
+from tunesmith.trainer.model_import import import_model
 
 pytest.importorskip("safetensors", reason="the extra 'trainer' is not installed")
 pytestmark = pytest.mark.trainer

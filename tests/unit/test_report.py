@@ -4,11 +4,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tunesmith.lineage.record import Item
+from tunesmith.lineage.record import Attempt, Failure, Item
+from tunesmith.lineage.store import Store
 from tunesmith.report import render
 
 NOW = datetime(2026, 12, 1, 10, tzinfo=UTC)
 HOSTILE = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)> {{ 7*7 }} | `x` [a](javascript:b) \x00"
+COST = {"amount": "1", "currency": "USD", "tier": "derived", "unknown": [], "lines": [], "card_digest": ""}
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
@@ -64,7 +66,7 @@ def test_the_page_needs_nothing_from_outside_and_runs_nothing(build_run):
     rendered, page, _ = page_of(build_run())
     assert "script" not in page.tags
     assert not {name for name, _ in page.attributes} & {"src", "href", "srcset", "action", "onclick", "onload"}
-    assert "default-src 'none'" in dict(page.attributes)["content"] or "default-src 'none'" in rendered.html
+    assert any(name == "content" and "default-src 'none'" in value for name, value in page.attributes)
     assert "url(" not in rendered.html
     assert len(rendered.html.encode()) < 100_000
 
@@ -146,14 +148,10 @@ def hostile_run(run_builder, root, text):
 
 
 def run_attempt(text):
-    from tunesmith.lineage.record import Attempt
-
     return Attempt(text, text, text, "FAILED", text, text, 1, text, "2026-12-01T09:30:20Z", "2026-12-01T09:30:22Z", 2.0)
 
 
 def failure_of(text):
-    from tunesmith.lineage.record import Failure
-
     return Failure(text, text, text, (text, text))
 
 
@@ -189,13 +187,13 @@ def test_hostile_text_is_text_in_markdown(run_builder, tmp_path):
         "{}",
         "3",
         "null",
-        "[" * 100_000,
+        pytest.param("[" * 100_000, id="deep"),
         '{"series": 3}',
         '{"series": [{"name": 1, "points": [[]]}]}',
         '{"series": [{"name": "a", "points": [["x", "y"], [1, NaN], [Infinity, 1]]}]}',
         '{"series": [{"name": "a", "points": [[1e308, -1e308], [-1e308, 1e308]]}], "marks": [{"step": 1e400}]}',
         '{"series": [{"name": "a", "points": [[1, 1]]}], "marks": [3]}',
-        f'{{"series": [{{"name": "a", "points": [[{"9" * 400}, 2], [3, 5e-324]]}}]}}',
+        pytest.param(f'{{"series": [{{"name": "a", "points": [[{"9" * 400}, 2], [3, 5e-324]]}}]}}', id="huge"),
         '{"edges": [0, 1], "counts": [1, 2, 3]}',
         '{"edges": [0, 0, 0], "counts": [1, 1]}',
         '{"edges": [-1e308, 1e308], "counts": [1e308]}',
@@ -289,15 +287,15 @@ def test_a_curve_that_repeats_steps_after_a_restart_is_drawn_in_pieces(run_build
     run.side_file("t", "curve.json", curve)
     run.record("t", "training/fine_tune", 1.0)
     rendered, _, _ = page_of(run.root)
-    assert rendered.html.count('class="line s0"/>') + rendered.html.count('class="line s0"></path>') == 2
+    assert rendered.html.count('class="line s0"></path>') == 2
 
 
 def test_the_page_stays_below_a_megabyte_whatever_the_run_holds(run_builder, tmp_path):
     run = run_builder(tmp_path / "run")
-    samples = [dict.fromkeys(("prompt", "reference", "base", "tuned"), "<" * 20_000)] * 300
+    samples = [dict.fromkeys(("prompt", "reference", "base", "tuned"), "<" * 20_000)] * 60
     for index in range(150):
         task = f"step-{index}"
-        if index < 30:
+        if index < 8:
             run.side_file(task, "samples.json", samples)
         run.record(task, "c", 1.0, parameters={f"p{i}": "<" * 250 for i in range(40)})
     rendered, _, text = page_of(run.root)
@@ -337,8 +335,6 @@ def test_steps_repeated_by_the_platform_are_one_step_with_all_their_cost(run_bui
 
 
 def test_an_object_store_serves_as_well_as_a_folder(run_builder, tmp_path, build_run):
-    from tunesmith.lineage.store import Store
-
     local, remote = Store(build_run()), Store("memory://bucket/report-run")
     for path in local.paths():
         remote.write(path, local.read(path))

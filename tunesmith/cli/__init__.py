@@ -49,5 +49,5 @@ def main() -> None:
     try:
         cli(standalone_mode=True)
     except TunesmithError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {error}  [{error.id}]", err=True)
         sys.exit(error.exit_code)

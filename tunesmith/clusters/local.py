@@ -128,8 +128,9 @@ class LocalCluster:
         """Open the cluster in ``folder``; with ``revive`` also do what `revive` does."""
         self.folder = Path(folder).absolute()
         self.namespace = namespace
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what a job logs is its owner's business
         for part in ("controllers", "pods", "logs"):
-            (self.folder / part).mkdir(parents=True, exist_ok=True)
+            (self.folder / part).mkdir(exist_ok=True)
         connection = sqlite3.connect(self.folder / "cluster.db", timeout=30)
         try:
             connection.execute("PRAGMA journal_mode = WAL")

@@ -75,7 +75,7 @@ class Refused(BadInput):
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "\n  ".join(str(problem) for problem in problems)
         super().__init__(f"{name} was not created: {count}\n  {lines}", "refused-before-creation")
-        self.problems = problems
+        self.problems = tuple(problems)
 
 
 class LaunchFailed(TunesmithError):

@@ -30,7 +30,7 @@ RUNS = "runs"
 COPY = "record"
 
 # What reading a file that anybody may have written can raise; each is a finding, none ends the check.
-_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
+_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ def main() -> None:
     control_command.add_argument("--cluster", type=Path, required=True)
     control_command.add_argument("--uid", required=True)
     arguments = parser.parse_args()
+    if not (arguments.cluster / "cluster.db").exists():  # deleted meanwhile: opening it would bring it back
+        return
     if os.fork():
         os._exit(0)
     # Imported here: whoever started this waits only for the fork above.

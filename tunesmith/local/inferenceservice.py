@@ -22,6 +22,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from tunesmith.clusters.base import Manifest, NotFound
 from tunesmith.clusters.local import PORT_ANNOTATION, LocalCluster, difference, now
@@ -254,7 +255,8 @@ def _template(service: Manifest) -> Manifest | None:
 
 
 def _model_container(name: str, model: Manifest) -> Manifest:
-    folder = str(model["storageUri"]).removeprefix("file://")
+    uri = str(model["storageUri"])
+    folder = unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
     # -P: a folder named tunesmith where the server starts must not be imported in place of the package.
     command = [Path(sys.executable).name, "-P", "-m", "tunesmith.local.model_server"]
     command += ["--model", folder, "--name", name, "--host", HOST, "--port", "$(PORT)"]

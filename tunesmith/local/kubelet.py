@@ -207,6 +207,8 @@ class Kubelet:
         policy = pod["spec"].get("restartPolicy", "Always")
         terminated = {"terminated": self._terminated(pod, attempt, exited)}
         name = container_of(pod)["name"]
+        if exited["reason"] == "StartError":
+            record(self.cluster, pod, "Failed", f"Error: failed to start {name}: {exited['message']}", warning=True)
         if policy == "Always" or (policy == "OnFailure" and exited["code"] != 0):
             pause = self._pause(attempt)
             place = f"{name} pod={pod['metadata']['name']}_{pod['metadata']['namespace']}({pod['metadata']['uid']})"

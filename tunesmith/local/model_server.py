@@ -136,7 +136,12 @@ def _messages_problem(messages: Any) -> str | None:
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             return f"messages[{index}].role: write user, assistant or system"
-        if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
+        content = message.get("content")
+        texts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        # The library would leave out a part that is no text, and answer something else than was asked.
+        text = all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in texts)
+        calls_only = content is None and message.get("tool_calls")
+        if not text and not calls_only:
             return f"messages[{index}].content: write a text"
     return None
 

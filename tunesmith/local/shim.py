@@ -124,7 +124,7 @@ class Shim:
             self._press(child.pid)
             self._look_after_the_controller()
             time.sleep(TICK_S if self.status is None else 0)
-        self._sweep()
+        self._sweep(child.pid)
         code = self.status if self.status >= 0 else 128 - self.status
         self._report({"code": code, "reason": "Completed" if code == 0 else "Error", "message": "", "started": started})
 
@@ -180,14 +180,17 @@ class Shim:
             self._kill_all(main)
 
     def _kill_all(self, main: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        """On Linux everything below this process, elsewhere at least the command's group."""
+        if sys.platform.startswith("linux"):
+            kill(descendants(os.getpid()))
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(main, signal.SIGKILL)
-        kill(descendants(os.getpid()))
 
-    def _sweep(self) -> None:
+    def _sweep(self, main: int) -> None:
         """Kill what the command left behind, until nothing is."""
         while True:
-            kill(descendants(os.getpid()))
+            self._kill_all(main)
             try:
                 os.waitpid(-1, 0)
             except ChildProcessError:

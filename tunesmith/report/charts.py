@@ -18,6 +18,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 44
 _FEW_POINTS = 40
 _HOVER_POINTS = 120
 _COLOURS = 6
+# Beyond these, spans between values would be no numbers any more.
+_HUGE, _TINY = 1e300, 1e-300
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,7 @@ class _Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        # Divided first: the span of two huge values may be no number.
-        share = value / (self.high - self.low) - self.low / (self.high - self.low)
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
 
 
@@ -104,14 +105,12 @@ def _chart(curve: Curve, unit: str, series: Sequence[Series]) -> Chart | None:
 
 
 def _scale(values: Sequence[float], start: float, end: float, margin: float) -> _Scale:
-    low, high = min(values), max(values)
-    spread = high - low
-    if not math.isfinite(spread):
-        return _Scale(low / 2, high / 2, start, end) if math.isfinite(high / 2 - low / 2) else _Scale(0, 1, start, end)
-    if spread <= abs(low) * 1e-9 or not spread:
-        spread = abs(low) or 1.0
-        margin = max(margin, 0.1)
-    return _Scale(low - spread * margin, high + spread * margin, start, end)
+    """From the least to the greatest value and a margin, a share of the spread; never empty, never infinite."""
+    low, high = (min(max(value, -_HUGE), _HUGE) for value in (min(values), max(values)))
+    room = (high - low) * margin
+    if high - low <= abs(low) * 1e-9:  # one value, or as good as one
+        room = abs(low) * 0.1 if abs(low) > _TINY else 1.0
+    return _Scale(low - room, high + room, start, end)
 
 
 def _axes(x: _Scale, y: _Scale, x_name: str, unit: str) -> list[Markup]:
@@ -162,10 +161,10 @@ def _marked(label: str, places: list[float], x_name: str) -> str:
 def histogram(data: Histogram) -> Chart:
     """Counts over lengths, one bar an interval."""
     width, height = 460, 210
-    x = _Scale(data.edges[0], data.edges[-1], _LEFT, width - _RIGHT)
+    x = _scale(data.edges, _LEFT, width - _RIGHT, 0.0)
     highest = max(data.counts) or 1.0
     bottom = height - _BOTTOM
-    y = _Scale(0.0, highest * 1.05, bottom, _TOP)
+    y = _scale([0.0, highest], bottom, _TOP, 0.0)
     parts = []
     for value in ticks(0.0, highest, 4):
         parts.append(element("line", x1=_LEFT, x2=width - _RIGHT, y1=y(value), y2=y(value), class_="grid"))
@@ -174,7 +173,7 @@ def histogram(data: Histogram) -> Chart:
         tip = element("title", f"{number(count)} from {number(low)} to {number(high)} {data.unit}")
         parts.append(element("rect", tip, x=x(low) + 0.5, y=y(count), width=max(x(high) - x(low) - 1, 1.0),
                              height=bottom - y(count), class_="bar"))  # fmt: skip
-    for value in ticks(data.edges[0], data.edges[-1], 8):
+    for value in ticks(x.low, x.high, 8):
         parts.append(element("text", number(value), x=x(value), y=bottom + 18, text_anchor="middle", class_="tick"))
     parts.append(element("line", x1=_LEFT, x2=width - _RIGHT, y1=bottom, y2=bottom, class_="axis"))
     parts.append(element("text", data.unit, x=(_LEFT + width - _RIGHT) / 2, y=height - 6, text_anchor="middle",

@@ -23,7 +23,7 @@ MAX_STEPS = 200
 MAX_POINTS = 400
 _MAX_ROWS = 200
 _MAX_FILE_BYTES = 8_000_000
-_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
+_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
 # Worst first: the state of a run whose end nobody told is that of its worst step.
 _ENDED_BADLY = ("FAILED", "LOST", "PREEMPTED", "CANCELLED")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,35 @@ def render(root: str | Path, *, pipeline: str, state: str | None = None, now: da
 
 
 def _html(run: Run, now: datetime, limits: _Limits) -> str:
+    style = (resources.files("tunesmith.report") / "templates" / "report.css").read_text(encoding="utf-8")
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            run=run,
+            style=Markup(style),
+            now=now,
+            limits=limits,
+            faults=FAULTS,
+            tiles=_tiles(run),
+            failed=[step for step in run.steps if step.last.state != "SUCCEEDED" and step.last.state],
+            timeline=timeline(run),
+            curves=[(step.task, chart) for step in run.steps if step.curve for chart in curves(step.curve)],
+            pairs=_pairs(run),
+            histograms=[(step.task, histogram(step.histogram)) for step in run.steps if step.histogram],
+            lineage=lineage(run),
+            cost_rows=_cost_rows(run),
+            sources=_sources(run.cost),
+            stale=_stale(run.cost, now),
+            model=trained_model(run),
+            report=report_uri(run),
+            serving_url=serving_url(run),
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(loader=PackageLoader("tunesmith.report"), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     environment.filters |= {
@@ -94,27 +124,7 @@ def _html(run: Run, now: datetime, limits: _Limits) -> str:
         "clock": formats.clock,
         "cost_of": cost_of,
     }
-    style = (resources.files("tunesmith.report") / "templates" / "report.css").read_text(encoding="utf-8")
-    return environment.get_template("report.html.j2").render(
-        run=run,
-        style=Markup(style),
-        now=now,
-        limits=limits,
-        faults=FAULTS,
-        tiles=_tiles(run),
-        failed=[step for step in run.steps if step.last.state != "SUCCEEDED" and step.last.state],
-        timeline=timeline(run),
-        curves=[(step.task, chart) for step in run.steps if step.curve for chart in curves(step.curve)],
-        pairs=_pairs(run),
-        histograms=[(step.task, histogram(step.histogram)) for step in run.steps if step.histogram],
-        lineage=lineage(run),
-        cost_rows=_cost_rows(run),
-        sources=_sources(run.cost),
-        stale=_stale(run.cost, now),
-        model=trained_model(run),
-        report=report_uri(run),
-        serving_url=serving_url(run),
-    )
+    return environment
 
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:

@@ -58,7 +58,7 @@ def ask_all(
         this.metrics["latency_p50_seconds"] = round(statistics.median(seconds), 4)
         this.metrics["latency_max_seconds"] = round(max(seconds), 4)
         if tokens := sum(answer.tokens for answer in good):
-            this.metrics["tokens_per_second"] = round(tokens / sum(seconds), 3)
+            this.metrics["answer_tokens_per_second"] = round(tokens / sum(seconds), 3)
     if len(good) < len(answers):
         bad = next(answer for answer in answers if not answer.ok)
         raise SmokeTestFailed(

@@ -311,6 +311,8 @@ def _cost(this: Step, seconds: float) -> Cost:
     parts = []
     if this.footprint is not None:
         parts.append(price(this.footprint, seconds, card))
+    if this.job_footprint is not None and this.outcome is None:  # a service, which begins to cost with this step
+        parts.append(price(this.job_footprint, seconds, card))
     if this.outcome is not None and this.job_footprint is not None:
         parts += [price(this.job_footprint, one.seconds, card) for one in this.outcome.tries]
     return total(parts)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunesmith.trainer.quarantine import BadInput, require_space
+from tunesmith.errors import BadInput
+from tunesmith.trainer.quarantine import require_space
 
 __all__ = ["GgufFacts", "converter", "convert"]
 

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from tunesmith.trainer.quarantine import BadInput
+from tunesmith.errors import BadInput
 
-__all__ = ["BUILT_IN", "BadInput", "prepare"]
+__all__ = ["BUILT_IN", "prepare"]
 
 BUILT_IN = "python-docstrings"
 
@@ -155,7 +155,7 @@ def _collect(source: str, system_prompt: str | None, max_examples: int) -> _Coll
         raise BadInput(f"{_shown(source)}, {problems[0]}")
     if bad:
         listed = "" if bad <= _MAX_PROBLEMS else f" (the first {_MAX_PROBLEMS} follow)"
-        raise BadInput(f"{_shown(source)}: {bad} of {records} records cannot be used{listed}:", problems)
+        raise BadInput(f"{_shown(source)}: {bad} of {records} records cannot be used{listed}:", problems=problems)
     return collected
 
 

@@ -25,11 +25,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tunesmith.errors import BadInput
 from tunesmith.lineage.digest import digest_file, digest_path
 from tunesmith.trainer import gguf_to_safetensors
-from tunesmith.trainer.quarantine import BadInput, require_space, unpack
+from tunesmith.trainer.quarantine import require_space, unpack
 
-__all__ = ["BadInput", "import_model"]
+__all__ = ["import_model"]
 
 _SCHEMES = (
     "hf://org/name@revision, pypi://name==version, file:///folder, or the path of a folder, .gguf file or archive"

@@ -14,12 +14,14 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, BinaryIO, cast
 
-__all__ = ["BadInput", "Limits", "require_space", "safe_member", "unpack"]
+from tunesmith.errors import BadInput
+
+__all__ = ["Limits", "require_space", "safe_member", "unpack"]
 
 _CHUNK = 1 << 20
 _GIB = 1 << 30
@@ -27,18 +29,6 @@ _GIB = 1 << 30
 _SPARE_BYTES = 256 << 20
 # What a tar may hold between two members: headers, padding and one long PAX record.
 _TAR_HEADER_BYTES = 4 << 20
-
-
-class BadInput(ValueError):
-    """The user's input cannot be used; ``str()`` is one sentence that says what, where and what to write instead.
-
-    Attributes:
-        problems: each problem on its own (20 at most), such as "line 7: ...". Empty where the sentence says it all.
-    """
-
-    def __init__(self, sentence: str, problems: Sequence[str] = ()) -> None:
-        super().__init__("\n  ".join([sentence, *problems]))
-        self.problems = tuple(problems)
 
 
 @dataclass(frozen=True)

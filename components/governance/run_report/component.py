@@ -13,9 +13,9 @@ def run_report(
 ):
     """Write the run's report: what ran, loss curves, answers before and after, lineage, and the cost of every step.
 
-    For an exit handler, so that a failed run has a report too. It takes no outputs of other tasks (an exit task cannot);
-    it reads the records, curves and samples that every step leaves under the run's root. The step is green when the
-    report is written, whatever became of the run.
+    For an exit handler, so that a failed run has a report too. It takes no outputs of other tasks (an exit task
+    cannot); it reads the records, curves and samples that every step leaves under the run's root. The step is green
+    when the report is written, whatever became of the run.
 
     Args:
         pipeline_name: as the report's title names it.
