@@ -115,7 +115,8 @@ class Footprint:
     def of(cls, resources: Resources, replicas: int = 1, gpu: str = "") -> Self:
         """The footprint of ``replicas`` containers that ask for ``resources`` each."""
         gib = quantity(resources.memory) / Decimal(1024) ** 3
-        return cls(quantity(resources.cpu), gib, resources.gpus, gpu, replicas)
+        model = gpu or (resources.gpu_resource if resources.gpus else "")
+        return cls(quantity(resources.cpu), gib, resources.gpus, model, replicas)
 
 
 class Policy(BaseModel):

@@ -359,15 +359,32 @@ def test_a_job_outlives_the_death_of_its_controller(cluster, ended, until, runni
     assert log(cluster) == ["once"]
 
 
-def test_opening_the_folder_brings_back_a_controller_at_once(cluster, until, running):
+@pytest.fixture
+def forsaken(cluster, until, running):
+    """A suspended job whose controller was killed, so that no supervisor starts it again; returns the job's uid."""
     uid = cluster.create(job(replica("true"), policy={"suspend": True}))["metadata"]["uid"]
     until(lambda: "Suspended" in conditions(cluster))
     (controller,) = pids(running, cluster, f"--uid {uid}")
     os.kill(controller, signal.SIGKILL)
-    until(lambda: not pids(running, cluster, f"--uid {uid}"))
+    until(lambda: not Path(f"/proc/{controller}").exists())
+    return uid
+
+
+def test_opening_the_folder_brings_back_a_controller(cluster, forsaken, until, running):
     LocalCluster(cluster.folder)
+    until(lambda: pids(running, cluster, f"--uid {forsaken}"))
+
+
+def test_a_watch_brings_back_a_controller(cluster, forsaken, until, running):
+    watch = cluster.watch(PYTORCHJOB, NAMESPACE, name="job", timeout_s=10)
+    watcher = threading.Thread(target=list, args=(watch,), daemon=True)
+    watcher.start()
+    until(lambda: pids(running, cluster, f"--uid {forsaken}"), patience_s=9)
+
+
+def test_resuming_a_job_brings_back_its_controller(cluster, forsaken, ended):
     cluster.patch(PYTORCHJOB, NAMESPACE, "job", {"spec": {"runPolicy": {"suspend": False}}})
-    until(lambda: "Succeeded" in truths(cluster.get(PYTORCHJOB, NAMESPACE, "job")))
+    assert truths(ended()) == ["Created", "Succeeded"]
 
 
 def test_a_replica_whose_supervisor_is_killed_has_failed_and_is_gone(cluster, ended, until, running):

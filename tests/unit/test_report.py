@@ -80,6 +80,19 @@ def test_charts_have_axes_units_and_a_text_for_those_who_cannot_see_them(build_r
     assert {"thead", "caption", "th"} & page.tags
 
 
+def test_a_histogram_whose_last_interval_has_no_end_is_drawn(run_builder, tmp_path):
+    run = run_builder(tmp_path / "run")
+    for task, counts in (("a", [5, 7, 2, 0]), ("b", [5, 7, 2, 1])):
+        histogram = {"edges": [0, 32, 64, 128], "counts": counts, "unit": "tokens"}
+        run.side_file(task, "length_histogram.json", histogram)
+        run.record(task, "data/prepare_instructions", 1.0)
+    _, page, text = page_of(run.root)
+    labels = [value for name, value in page.attributes if name == "aria-label"]
+    assert "Samples by length: 14 from 0 to 128 tokens" in labels
+    assert "Samples by length: 15 from 0 tokens" in labels
+    assert "1 128 or more tokens" in text
+
+
 def test_a_failed_run_says_who_is_at_fault_and_why(build_run):
     rendered, _, text = page_of(build_run(failed=True))
     assert "fine-tune failed: OOMKilled" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -163,15 +162,12 @@ def _show_figures(summary: dict[str, Any]) -> None:
         )
     if metrics.get("tokens_per_second"):
         _out.print(f"training       {metrics['tokens_per_second']:.0f} useful tokens/s")
-    cost = summary.get("cost") or {}
-    if cost:
-        _out.print(f"cost           {_money(cost)}")
+    if text := (summary.get("cost") or {}).get("text"):
+        _out.print(f"cost           {text}", markup=False)
 
 
 def _money(cost: dict[str, Any]) -> str:
-    if not cost:
-        return ""
-    amount = cost.get("amount")
-    if amount is None:
-        return "unknown"
-    return f"{cost.get('currency', 'USD')} {Decimal(amount):.5f}"
+    """A cost as people read it; what is not known says why."""
+    from tunesmith.cost import Cost
+
+    return Cost.from_json(cost).show() if cost else ""

@@ -48,6 +48,7 @@ Command = list[str]
 CONTROLLED = (PYTORCHJOB, INFERENCESERVICE)
 PORT_ANNOTATION = "tunesmith.dev/port"  # of an InferenceService: the port of this machine at which to serve
 POLL_S = 0.025
+CARE_S = 2.0  # how often a watch looks whether all controllers live
 JOURNAL_ROWS = 4096
 _ENDED = ("Succeeded", "Failed")
 
@@ -125,7 +126,7 @@ class LocalCluster:
     """
 
     def __init__(self, folder: Path, *, namespace: str = "default", revive: bool = True):
-        """Open the cluster in ``folder``; with ``revive`` also do what `revive` does."""
+        """Open the cluster in ``folder``; with ``revive`` also do what `revive` does, now and in each `watch`."""
         self.folder = Path(folder).absolute()
         self.namespace = namespace
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what a job logs is its owner's business
@@ -139,6 +140,7 @@ class LocalCluster:
             connection.close()
         # While one connection is open, the end of another does not write the whole journal back and wait for the disk.
         self._anchor = self._connect()
+        self._cares = revive
         if revive:
             self.revive()
 
@@ -188,6 +190,7 @@ class LocalCluster:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         known: dict[str, Manifest] = {}
         position = -1
+        care_at = time.monotonic() + CARE_S
         db = self._connect()
         changes = Changes(db)
         try:
@@ -197,6 +200,9 @@ class LocalCluster:
                     yield from news
                 elif end is not None and time.monotonic() >= end:
                     return
+                elif self._cares and time.monotonic() >= care_at:
+                    self.revive()  # else a watch might wait for ever for what nobody does any more
+                    care_at = time.monotonic() + CARE_S
                 else:
                     time.sleep(POLL_S if end is None else max(0.0, min(POLL_S, end - time.monotonic())))
         except sqlite3.Error as error:

@@ -192,9 +192,11 @@ class Shim:
         while True:
             self._kill_all(main)
             try:
-                os.waitpid(-1, 0)
+                ended, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
+            if not ended:
+                time.sleep(TICK_S / 5)
 
     def _look_after_the_controller(self) -> None:
         """Start the controller again if it has died, ever more seldom if it keeps dying."""

@@ -18,6 +18,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 44
 _FEW_POINTS = 40
 _HOVER_POINTS = 120
 _COLOURS = 6
+_EDGE_LABELS = 9
 # Beyond these, spans between values would be no numbers any more.
 _HUGE, _TINY = 1e300, 1e-300
 
@@ -96,7 +97,8 @@ def _chart(curve: Curve, unit: str, series: Sequence[Series]) -> Chart | None:
     drawn = [_line(one, index, x, y, curve.x) for index, one in enumerate(series)]
     names = ", ".join(one.name for one in series)
     label = f"{names} in {unit or 'no unit'} over {curve.x} {number(x.low)} to {number(x.high)}"
-    svg = picture(_WIDTH, _HEIGHT, label, *_axes(x, y, curve.x, unit), *lines, *drawn)
+    are_whole = all(point[0] == int(point[0]) for point in points)
+    svg = picture(_WIDTH, _HEIGHT, label, *_axes(x, y, curve.x, unit, are_whole), *lines, *drawn)
     legend = [Legend(f"line s{i % _COLOURS}", _last(one, curve.x)) for i, one in enumerate(series)]
     legend += [Legend(f"mark m{i % 3}", _marked(name, at, curve.x)) for i, (name, at) in enumerate(marks.items())]
     dropped = sum(one.dropped for one in curve.series if one.unit == unit)
@@ -113,13 +115,15 @@ def _scale(values: Sequence[float], start: float, end: float, margin: float) -> 
     return _Scale(low - room, high + room, start, end)
 
 
-def _axes(x: _Scale, y: _Scale, x_name: str, unit: str) -> list[Markup]:
+def _axes(x: _Scale, y: _Scale, x_name: str, unit: str, are_whole: bool) -> list[Markup]:
     bottom = _HEIGHT - _BOTTOM
     parts = []
     for value in ticks(y.low, y.high):
         parts.append(element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y(value), y2=y(value), class_="grid"))
         parts.append(element("text", number(value), x=_LEFT - 8, y=y(value) + 4, text_anchor="end", class_="tick"))
     for value in ticks(x.low, x.high, 8):
+        if are_whole and value != int(value):  # there is no half a step
+            continue
         parts.append(element("line", x1=x(value), x2=x(value), y1=bottom, y2=bottom + 4, class_="axis"))
         parts.append(element("text", number(value), x=x(value), y=bottom + 18, text_anchor="middle", class_="tick"))
     parts.append(element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=bottom, y2=bottom, class_="axis"))
@@ -159,9 +163,9 @@ def _marked(label: str, places: list[float], x_name: str) -> str:
 
 
 def histogram(data: Histogram) -> Chart:
-    """Counts over lengths, one bar an interval."""
+    """Counts over lengths: one bar an interval, all of one width, so that edges that double read well."""
     width, height = 460, 210
-    x = _scale(data.edges, _LEFT, width - _RIGHT, 0.0)
+    x = _Scale(0.0, float(len(data.counts)), _LEFT, width - _RIGHT)
     highest = max(data.counts) or 1.0
     bottom = height - _BOTTOM
     y = _scale([0.0, highest], bottom, _TOP, 0.0)
@@ -169,17 +173,18 @@ def histogram(data: Histogram) -> Chart:
     for value in ticks(0.0, highest, 4):
         parts.append(element("line", x1=_LEFT, x2=width - _RIGHT, y1=y(value), y2=y(value), class_="grid"))
         parts.append(element("text", number(value), x=_LEFT - 8, y=y(value) + 4, text_anchor="end", class_="tick"))
-    for (low, high), count in zip(pairwise(data.edges), data.counts, strict=True):
-        tip = element("title", f"{number(count)} from {number(low)} to {number(high)} {data.unit}")
-        parts.append(element("rect", tip, x=x(low) + 0.5, y=y(count), width=max(x(high) - x(low) - 1, 1.0),
+    for index, ((low, high), count) in enumerate(zip(pairwise(data.edges), data.counts, strict=True)):
+        span = f"{number(low)} or more" if high is None else f"from {number(low)} to {number(high)}"
+        tip = element("title", f"{number(count)} {span} {data.unit}")
+        parts.append(element("rect", tip, x=x(index) + 0.5, y=y(count), width=max(x(index + 1) - x(index) - 1, 1.0),
                              height=bottom - y(count), class_="bar"))  # fmt: skip
-    for value in ticks(x.low, x.high, 8):
-        parts.append(element("text", number(value), x=x(value), y=bottom + 18, text_anchor="middle", class_="tick"))
+    for index in range(0, len(data.edges), -(-len(data.edges) // _EDGE_LABELS)):
+        shown = "\u221e" if data.edges[index] is None else number(data.edges[index])
+        parts.append(element("text", shown, x=x(index), y=bottom + 18, text_anchor="middle", class_="tick"))
     parts.append(element("line", x1=_LEFT, x2=width - _RIGHT, y1=bottom, y2=bottom, class_="axis"))
-    parts.append(element("text", data.unit, x=(_LEFT + width - _RIGHT) / 2, y=height - 6, text_anchor="middle",
-                         class_="name"))  # fmt: skip
+    middle = (_LEFT + width - _RIGHT) / 2
+    parts.append(element("text", data.unit, x=middle, y=height - 6, text_anchor="middle", class_="name"))
     parts.append(element("text", "samples", x=4, y=14, class_="name"))
-    label = f"Samples by length: {number(sum(data.counts))} from {number(data.edges[0])} to {number(data.edges[-1])}"
-    return Chart(
-        "Length of the samples", picture(width, height, f"{label} {data.unit}", *parts, class_="picture small"), ()
-    )
+    end = "" if data.edges[-1] is None else f" to {number(data.edges[-1])}"
+    label = f"Samples by length: {number(sum(data.counts))} from {number(data.edges[0])}{end} {data.unit}"
+    return Chart("Length of the samples", picture(width, height, label, *parts, class_="picture small"), ())

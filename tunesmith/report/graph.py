@@ -11,7 +11,8 @@ from tunesmith.report.formats import last_part, short_digest, size, text
 from tunesmith.report.reading import Run, Step
 from tunesmith.report.svg import element, picture
 
-_WIDTH, _GAP_X, _GAP_Y, _PAD = 188, 48, 22, 4
+_WIDTH, _GAP_X, _GAP_Y, _PAD = 178, 40, 22, 4
+_LANE = 9
 _HEAD, _ROW = 30, 36
 _MAX_NODES = 60
 
@@ -35,7 +36,7 @@ class _Node:
 
 
 def lineage(run: Run) -> Markup | None:
-    """The graph, or None if no step read or wrote anything."""
+    """The graph of what was handed on, or None if no step read or wrote anything."""
     nodes = _nodes(run)[:_MAX_NODES]
     if not nodes:
         return None
@@ -51,9 +52,10 @@ def lineage(run: Run) -> Markup | None:
             node.x, node.y = _PAD + index * (_WIDTH + _GAP_X), y
             y += node.height + _GAP_Y
     width = 2 * _PAD + len(columns) * _WIDTH + (len(columns) - 1) * _GAP_X
-    edges = [_edge(parent, row, node) for node in nodes for parent, row in node.parents if parent in nodes]
+    edges, lanes = _edges(nodes, _PAD + max(heights))
     label = f"Lineage: {len(nodes)} steps and sources, left to right; the table of steps below holds the same"
-    svg = picture(width, max(heights) + 2 * _PAD, label, *edges, *map(_box, nodes), class_="graph")
+    height = 2 * _PAD + max(heights) + lanes * _LANE
+    svg = picture(width, height, label, *edges, *map(_box, nodes), class_="graph")
     return Markup('<div style="width:{}px">{}</div>').format(width, svg)
 
 
@@ -69,7 +71,10 @@ def _nodes(run: Run) -> list[_Node]:
             parent = made.get(item.uri) or (sources[item.uri], 0)
             if parent[0] is not node and parent not in node.parents:
                 node.parents.append(parent)
-    return [*sources.values(), *nodes]
+    everything = [*sources.values(), *nodes]
+    parents = {id(parent) for node in nodes for parent, _ in node.parents}
+    # A step that neither read nor passed on anything (a smoke test of a URL, the report) says nothing here.
+    return [node for node in everything if node.parents or id(node) in parents] or everything
 
 
 def _note(step: Step) -> str:
@@ -92,11 +97,29 @@ def _row_y(row: int) -> float:
     return _HEAD + _ROW * row + _ROW / 2
 
 
-def _edge(parent: _Node, row: int, node: _Node) -> Markup:
+def _edges(nodes: list[_Node], floor: float) -> tuple[list[Markup], int]:
+    """The lines, and how many lanes below ``floor`` they take: those over more than one column pass under the boxes."""
+    edges, lanes = [], 0
+    for node in nodes:
+        for parent, row in node.parents:
+            if parent not in nodes:
+                continue
+            is_far = not 0 < node.x - parent.x <= _WIDTH + _GAP_X
+            lanes += is_far
+            edges.append(_edge(parent, row, node, floor + lanes * _LANE if is_far else None))
+    return edges, lanes
+
+
+def _edge(parent: _Node, row: int, node: _Node, lane: float | None) -> Markup:
     x1, y1 = parent.x + _WIDTH, parent.y + _row_y(row)
     x2, y2 = node.x, node.y + _HEAD / 2
-    bend = max((x2 - x1) / 2, 24)
-    curve = f"M{x1:.1f},{y1:.1f}C{x1 + bend:.1f},{y1:.1f} {x2 - bend:.1f},{y2:.1f} {x2 - 5:.1f},{y2:.1f}"
+    half = _GAP_X / 2
+    if lane is None:
+        curve = f"M{x1:.1f},{y1:.1f}C{x1 + half:.1f},{y1:.1f} {x2 - half:.1f},{y2:.1f} {x2 - 5:.1f},{y2:.1f}"
+    else:
+        down = f"C{x1 + half:.1f},{y1:.1f} {x1:.1f},{lane:.1f} {x1 + half:.1f},{lane:.1f}"
+        up = f"C{x2:.1f},{lane:.1f} {x2 - half:.1f},{y2:.1f} {x2 - 5:.1f},{y2:.1f}"
+        curve = f"M{x1:.1f},{y1:.1f}{down}L{x2 - half:.1f},{lane:.1f}{up}"
     arrow = f"M{x2 - 7:.1f},{y2 - 4:.1f}L{x2:.1f},{y2:.1f}L{x2 - 7:.1f},{y2 + 4:.1f}z"
     return element("g", element("path", d=curve, class_="edge"), element("path", d=arrow, class_="arrow"))
 
@@ -108,7 +131,7 @@ def _box(node: _Node) -> Markup:
     parts = [
         element("title", f"{title} {state}".strip()),
         element("rect", x=node.x, y=node.y, width=_WIDTH, height=node.height, rx=6, class_=kind),
-        _cut(title, node.x + 12, node.y + 20, "head", 24),
+        _cut(title, node.x + 12, node.y + 20, "head", 14 if state and state != "SUCCEEDED" else 21),
     ]
     if state and state != "SUCCEEDED":
         parts.append(
@@ -117,14 +140,14 @@ def _box(node: _Node) -> Markup:
     for row, item in enumerate(node.items):
         top = node.y + _HEAD + row * _ROW
         parts.append(element("line", x1=node.x, x2=node.x + _WIDTH, y1=top, y2=top, class_="rule"))
-        parts.append(_cut(item.name, node.x + 12, top + 15, "item", 24))
+        parts.append(_cut(item.name, node.x + 12, top + 15, "item", 13 if item.type else 22))
         what = f"{short_digest(item.digest)} \u00b7 {size(item.bytes)}" if item.digest else "not written"
         parts.append(element("text", what, x=node.x + 12, y=top + 29, class_="digest"))
         if item.type:
             kind = item.type.removeprefix("system.")[:12]
             parts.append(element("text", kind, x=node.x + _WIDTH - 10, y=top + 15, text_anchor="end", class_="type"))
     if node.note:
-        parts.append(_cut(node.note, node.x + 12, node.y + node.height - 8, "type", 30))
+        parts.append(_cut(node.note, node.x + 12, node.y + node.height - 8, "type", 26))
     return element("g", *parts)
 
 

@@ -50,9 +50,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts between edges; there is one edge more than counts."""
+    """Counts between edges; there is one edge more than counts. The last edge is None if its interval has no end."""
 
-    edges: tuple[float, ...]
+    edges: tuple[float | None, ...]
     counts: tuple[float, ...]
     unit: str
 
@@ -282,11 +282,18 @@ def _thin(points: list[tuple[float, float, float | None]]) -> tuple[tuple[float,
 
 
 def _histogram(data: Any) -> Histogram:
-    edges = tuple(edge for one in data["edges"] if (edge := finite(one)) is not None)
-    counts = tuple(max(0.0, finite(one) or 0.0) for one in data["counts"])
-    if not counts or len(edges) != len(counts) + 1 or list(edges) != sorted(set(edges)) or len(counts) > _MAX_ROWS:
-        raise ValueError("a histogram has one ascending edge more than counts, and at most 200 counts")
-    return Histogram(edges, counts, text(data.get("unit"), 40))
+    edges = [edge for one in data["edges"] if (edge := finite(one)) is not None]
+    counts = [max(0.0, finite(one) or 0.0) for one in data["counts"]]
+    is_open = len(edges) == len(counts)
+    if not 0 < len(counts) <= _MAX_ROWS or len(edges) not in (len(counts), len(counts) + 1):
+        raise ValueError("a histogram has as many edges as counts, or one more, and at most 200 counts")
+    if edges != sorted(set(edges)):
+        raise ValueError("the edges of a histogram ascend")
+    ends: list[float | None] = [*edges, None] if is_open else [*edges]
+    while len(counts) > 1 and not counts[-1]:  # what is empty at the end says nothing
+        counts.pop()
+        ends.pop()
+    return Histogram(tuple(ends), tuple(counts), text(data.get("unit"), 40))
 
 
 def _samples(data: Any) -> tuple[Sample, ...]:

@@ -230,6 +230,8 @@ def _cost_rows(run: Run) -> list[_CostRow]:
 
 # With hyphens at which no line breaks.
 _SHORT_UNITS = {"core-hour": "core\u2011h", "GiB-hour": "GiB\u2011h", "GPU-hour": "GPU\u2011h"}
+# Recorded seconds are rounded; of less than this, the footprint read back would be off.
+_TOO_SHORT = 0.5
 _AMOUNTS = {"core-hour": ("core", "cores"), "GiB-hour": ("GiB", "GiB")}
 
 
@@ -240,7 +242,7 @@ def _used(cost: Cost) -> str:
 
 def _footprint(cost: Cost, seconds: float) -> str:
     """What was occupied all the time, read back from the quantities: hours of it, divided by the hours."""
-    if seconds <= 0:
+    if seconds < _TOO_SHORT:
         return ""
     parts = []
     for line in cost.lines:

@@ -49,9 +49,9 @@ def evaluate(
 
     Returns:
         ``eval_loss_base`` and ``eval_loss``: mean negative log-likelihood of an answer's token, in nats;
-        ``perplexity_base`` and ``perplexity``: their exponentials; ``eval_tokens``, ``eval_samples``: what was measured;
-        ``samples``: a list of ``prompt``, ``reference`` (None for a question of one's own), ``base`` and ``tuned``;
-        ``seconds``.
+        ``perplexity_base`` and ``perplexity``: their exponentials; ``eval_tokens`` and ``eval_samples``: how much
+        was measured; ``samples``: a list of ``prompt``, ``reference`` (None for a question of one's own), ``base``
+        and ``tuned``; ``seconds``.
 
     Raises:
         BadData: the held-out data cannot be used.

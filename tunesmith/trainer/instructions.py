@@ -40,7 +40,8 @@ _MAX_PROBLEMS = 20
 _HTTP_SECONDS = 60
 _NO_ANSWER = "no assistant answer: "
 _WANTED = "write one JSON object a line with 'messages', or with 'prompt' and 'completion'"
-_EDGES = [0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
+_BINS, _MAX_BINS = 20, 100
+_WIDTHS = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
 
 # Fixed, so that the data does not grow or shrink with what a distribution installs; what a Python lacks is skipped.
 # fmt: off
@@ -87,8 +88,8 @@ def prepare(
 
     Returns:
         The report: ``source``, ``examples``, ``duplicates``, ``train`` and ``heldout`` (examples), ``chars_histogram``
-        and, with a tokenizer, ``token_histogram`` (``{"edges", "counts"}``; a bin holds ``edge <= length < next edge``,
-        the last one is open), ``tokens`` (``{"train", "heldout", "mean", "max"}`` or a sentence why they are unknown)
+        and, with a tokenizer, ``token_histogram`` (``{"edges", "counts"}``, one edge more than counts; a bin holds
+        ``edge <= length < next edge``), ``tokens`` (``{"train", "heldout", "mean", "max"}`` or a sentence why they are unknown)
         and, for the docstrings, ``python`` (version).
 
     Raises:
@@ -395,10 +396,14 @@ def _chars(messages: Messages) -> int:
 
 
 def _histogram(lengths: list[int]) -> dict[str, list[int]]:
-    counts = [0] * len(_EDGES)
+    """Some 20 bins of one round width that hold all lengths; a bin holds ``edge <= length < next edge``."""
+    longest = max(lengths)
+    width = next(w for w in _WIDTHS if w * _BINS > longest or w == _WIDTHS[-1])
+    edges = list(range(0, longest + 1, width))[:_MAX_BINS]
+    counts = [0] * len(edges)
     for length in lengths:
-        counts[max(i for i, edge in enumerate(_EDGES) if edge <= length)] += 1
-    return {"edges": _EDGES, "counts": counts}
+        counts[min(length // width, len(counts) - 1)] += 1
+    return {"edges": [*edges, max(edges[-1] + width, longest + 1)], "counts": counts}
 
 
 def _tokens(train: list[Messages], heldout: list[Messages], tokenizer: Path | None) -> dict[str, Any]:

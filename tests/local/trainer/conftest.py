@@ -63,7 +63,7 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def train_file(tmp_path_factory) -> Path:
-    words = "big small hot cold up down left right old new fast slow".split()
+    words = ["big", "small", "hot", "cold", "up", "down", "left", "right", "old", "new", "fast", "slow"]
     pairs = list(zip(words[::2], words[1::2], strict=True))
     records = [
         conversation(f"What is the opposite of {one}?" + " Please." * (index % 3), f"The opposite of {one} is {other}.")

@@ -10,7 +10,10 @@ import pytest
 
 pytestmark = [pytest.mark.local, pytest.mark.trainer]
 
-STEPS = ("--max-steps", "12", "--batch-size", "4", "--max-length", "128", "--learning-rate", "1e-2", "--save-every", "4")
+STEPS = (
+    *("--max-steps", "12", "--batch-size", "4", "--max-length", "128"),
+    *("--learning-rate", "1e-2", "--save-every", "4"),
+)
 
 
 @pytest.fixture
