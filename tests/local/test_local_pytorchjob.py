@@ -470,8 +470,10 @@ def test_torchrun_finds_all_replicas_and_reduces_over_them(cluster, ended, tmp_p
         "value = torch.tensor([dist.get_rank() + 1.0])\n"
         "dist.all_reduce(value)\n"
         "print(dist.get_world_size(), value.item())\n"
+        "dist.destroy_process_group()\n"
     )
     run = replica(["torchrun", str(script)])
     cluster.create(job(run, run))
     assert truths(ended()) == ["Created", "Succeeded"]
-    assert log(cluster)[-1] == log(cluster, "job-worker-0")[-1] == "2 3.0"
+    assert "2 3.0" in log(cluster)
+    assert "2 3.0" in log(cluster, "job-worker-0")

@@ -29,8 +29,13 @@ class Trained:
 
     settings: TrainSettings
     progress: Progress
-    ranks: int
+    steps: int
     resumed_from_step: int
+    ranks: int
+
+    def metrics(self) -> dict[str, Any]:
+        """The result's metrics."""
+        return self.progress.metrics(steps=self.steps, resumed_from_step=self.resumed_from_step, ranks=self.ranks)
 
 
 def write_model(base: Path, weights: Path, location: str, trained: Trained) -> Digest:
@@ -93,14 +98,11 @@ def _dtype_of(base: Path, trust_remote_code: bool) -> Any:
 
 
 def _about(trained: Trained) -> dict[str, Any]:
-    steps = trained.progress.history[-1][0] if trained.progress.history else 0
     return {
         "schema": "tunesmith.dev/training/v1",
         "settings": trained.settings.model_dump(),
         "history": trained.progress.history,
-        "metrics": trained.progress.metrics(
-            steps=steps, resumed_from_step=trained.resumed_from_step, ranks=trained.ranks
-        ),
+        "metrics": trained.metrics(),
         "libraries": {name: version(name) for name in _LIBRARIES},
     }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from tunesmith.lineage.digest import digest_path
@@ -43,24 +45,22 @@ def run(settings: TrainSettings, place: Rank, stop: StopSignal) -> dict[str, Any
     os.environ["OMP_NUM_THREADS"] = str(threads(os.environ, place))  # read when torch is imported
     from tunesmith.trainer.sft import train
 
-    outcome = train(
-        settings, model, conversations, digest_path(data).text, store, place, stop,
-        report=lambda values: print(metric_line(values), flush=True),
-    )  # fmt: skip
-    if outcome.stopped:
-        _tell(place, f"stopped by SIGTERM after step {outcome.step}; run again with the same checkpoints to resume")
-        return None
-    metrics = outcome.progress.metrics(
-        steps=outcome.step, resumed_from_step=outcome.resumed_from_step, ranks=place.ranks
-    )
-    if place.speaks and outcome.weights:
-        _tell(place, f"{outcome.step} steps done; writing the model")
-        trained = Trained(settings, outcome.progress, place.ranks, outcome.resumed_from_step)
-        digest = write_model(model, outcome.weights, paths.output, trained)
-        outputs = {"model": {"digest": digest.text, "bytes": digest.bytes}}
-        write_success(paths.termination_log, metrics, outputs)
-        _tell(place, f"wrote {digest.bytes / 1e6:.0f} MB to {paths.output} after {time.monotonic() - begin:.0f} s")
-    return metrics
+    with tempfile.TemporaryDirectory(prefix="tunesmith-trainer-") as scratch:
+        outcome = train(
+            settings, model, conversations, digest_path(data).text, store, place, stop,
+            report=lambda values: print(metric_line(values), flush=True), scratch=Path(scratch),
+        )  # fmt: skip
+        if outcome.weights is None:
+            _tell(place, f"stopped by SIGTERM after step {outcome.step}; with the same checkpoints it will resume")
+            return None
+        trained = Trained(settings, outcome.progress, outcome.step, outcome.resumed_from_step, place.ranks)
+        if place.speaks:
+            _tell(place, f"{outcome.step} steps done; writing the model")
+            digest = write_model(model, outcome.weights, paths.output, trained)
+            outputs = {"model": {"digest": digest.text, "bytes": digest.bytes}}
+            write_success(paths.termination_log, trained.metrics(), outputs)
+            _tell(place, f"wrote {digest.bytes / 1e6:.0f} MB to {paths.output} after {time.monotonic() - begin:.0f} s")
+    return trained.metrics()
 
 
 def _tell(place: Rank, sentence: str) -> None:

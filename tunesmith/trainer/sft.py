@@ -6,7 +6,6 @@ Imports torch, transformers and trl, so it is imported only after settings, path
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from tunesmith.trainer.environment import Rank
 from tunesmith.trainer.loss import labels_only_possible, summed_loss
 from tunesmith.trainer.memory import activations_fit
 from tunesmith.trainer.progress import Progress, Stopwatch
+from tunesmith.trainer.result import BadInput
 from tunesmith.trainer.settings import TrainSettings
 from tunesmith.trainer.stopping import StopSignal
 
@@ -57,6 +57,7 @@ def train(
     place: Rank,
     stop: StopSignal,
     report: Report,
+    scratch: Path,
 ) -> Outcome:
     """Train up to ``max_steps``, from the newest complete checkpoint if there is one.
 
@@ -69,13 +70,14 @@ def train(
         place: this rank.
         stop: asked after every step; any rank's SIGTERM stops all ranks after the same step.
         report: called by rank 0 with the metrics of every logged step.
+        scratch: an empty folder; the weights are left there if no checkpoint holds them.
 
     Raises:
+        BadInput: the settings do not fit the machine, or the data not the model.
         CheckpointRefused: the newest checkpoint was changed, or belongs to other settings or data.
         FloatingPointError: the loss is no longer a number.
     """
     gpu = torch.cuda.is_available()
-    scratch = Path(tempfile.mkdtemp(prefix="tunesmith-trainer-"))
     # This also joins the process group: everything after it may speak with the other ranks.
     config = _config(settings, place, gpu, store.staging if store else scratch)
     fingerprint = {**settings.fingerprint(), "data": data_digest}
@@ -96,10 +98,7 @@ def train(
     trainer.attach(settings, store, fingerprint, place, stop, report)
     progress = trainer.run(checkpoint)
     step = int(trainer.state.global_step)
-    weights = None
-    if not trainer.stopped:
-        weights = scratch / "weights"
-        trainer.save_model(str(weights))
+    weights = None if trainer.stopped else trainer.weights(scratch / "weights")
     resumed = checkpoint.step if checkpoint else 0
     return Outcome(weights, progress, step, resumed, trainer.stopped)
 
@@ -123,8 +122,14 @@ def use_bf16(precision: str, gpu: bool) -> bool:
 
 
 def _config(settings: TrainSettings, place: Rank, gpu: bool, output: Path) -> SFTConfig:
+    if settings.sharding == "fsdp" and not gpu:
+        raise BadInput("--sharding fsdp needs GPUs, and there is none: leave it at auto", "BadArguments")
     passes = settings.accumulation(place.ranks, gpu=gpu)
     sharded = settings.sharding == "fsdp" or (settings.sharding == "auto" and gpu and place.ranks > 1)
+    fsdp = {
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"fsdp_version": 2, "state_dict_type": "FULL_STATE_DICT", "reshard_after_forward": True},
+    }
     distributed = {"ddp_backend": "nccl" if gpu else "gloo", "ddp_timeout": settings.collective_timeout}
     return SFTConfig(
         output_dir=str(output),
@@ -153,14 +158,8 @@ def _config(settings: TrainSettings, place: Rank, gpu: bool, output: Path) -> SF
         report_to="none",
         disable_tqdm=True,
         **(distributed if place.ranks > 1 else {}),
-        **(_FSDP if sharded and place.ranks > 1 else {}),
+        **(fsdp if sharded and place.ranks > 1 else {}),
     )
-
-
-_FSDP: dict[str, Any] = {
-    "fsdp": "full_shard auto_wrap",
-    "fsdp_config": {"fsdp_version": 2, "state_dict_type": "FULL_STATE_DICT", "reshard_after_forward": True},
-}
 
 
 def _load_model(settings: TrainSettings, folder: Path, *, bf16: bool, gpu: bool) -> Any:
@@ -250,6 +249,15 @@ class ResumableSFTTrainer(SFTTrainer):  # type: ignore[misc]
             self._stop.loop_asks = False
         return self._progress
 
+    def weights(self, scratch: Path) -> Path:
+        """A folder with the trained weights: the last checkpoint, or else ``scratch``."""
+        step = int(self.state.global_step)
+        if self._store is not None and self._place.speaks and step in self._store.steps():
+            return self._store.open(step).path
+        if self._store is None:
+            self.save_model(str(scratch))
+        return scratch
+
     def end_step(self, control: Any) -> None:
         """Add up what all ranks read; if any of them was told to stop, all save and stop after this step."""
         told, tokens, useful = _totals([int(self._stop.received), *self._read], self._place)
@@ -305,7 +313,8 @@ class ResumableSFTTrainer(SFTTrainer):  # type: ignore[misc]
         _barrier(self._place)  # every rank has written its random state
         if self._place.speaks:
             written = self._store.staging / f"checkpoint-{step}"
-            (written / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody needs
+            for unneeded in ("training_args.bin", "README.md"):  # the first is a pickle
+                (written / unneeded).unlink(missing_ok=True)
             self._progress.save(written)
             self._store.commit(step, self._fingerprint)
         _barrier(self._place)

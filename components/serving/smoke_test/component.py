@@ -19,7 +19,8 @@ def smoke_test(
 
     Args:
         url: address of the service; the API is under ``/v1``.
-        metrics: ``latency_p50_seconds``, ``latency_max_seconds``, ``answers``, ``answer_tokens_per_second`` where reported.
+        metrics: ``latency_p50_seconds``, ``latency_max_seconds``, ``answers``, and ``answer_tokens_per_second`` where
+            the service reports tokens.
         record: the step's record: answers, latencies, and what the step cost.
         questions: what to ask.
         model_name: as the service knows the model; empty asks the service.

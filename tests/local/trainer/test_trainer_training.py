@@ -198,6 +198,24 @@ def test_an_output_folder_with_other_files_is_not_touched(make_job, monkeypatch)
     assert job.result()["error"]["fault"] == "user"
 
 
+def test_sharding_without_gpus_is_refused_rather_than_ignored(make_job, monkeypatch):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there are GPUs")
+    job = make_job()
+    assert job.main(monkeypatch, *STEPS, "--sharding", "fsdp") == 2
+    assert "--sharding fsdp needs GPUs" in job.result()["error"]["message"]
+
+
+def test_without_a_folder_for_checkpoints_the_model_is_written_all_the_same(trained, make_job, monkeypatch):
+    job = make_job("bare", TUNESMITH_CHECKPOINTS="")
+    assert job.main(monkeypatch, *STEPS) == 0
+    assert job.history() == trained.history()
+    weights = "model.safetensors"
+    assert (job.output / weights).read_bytes() == (trained.output / weights).read_bytes()
+
+
 def test_pickled_weights_are_refused(make_job, monkeypatch, tmp_path, tiny_model):
     folder = tmp_path / "pickled"
     shutil.copytree(tiny_model, folder)

@@ -17,8 +17,9 @@ from typing import Any
 from tunesmith.clusters.base import Cluster, ClusterError
 from tunesmith.clusters.local import LocalCluster
 from tunesmith.launch.loop import LABEL_RUN
-from tunesmith.resources import INFERENCESERVICE, PYTORCHJOB
+from tunesmith.resources import INFERENCESERVICE, POD, PYTORCHJOB
 from tunesmith.targets.local.workdir import RunState, Workdir
+from tunesmith.workloads.inferenceservice import LABEL_SERVICE
 
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
@@ -159,9 +160,10 @@ def end_objects(cluster: Cluster, key: str, *, services: bool = True) -> None:
         for found in cluster.list(kind, "default", {LABEL_RUN: key}):
             with contextlib.suppress(ClusterError):
                 cluster.delete(kind, "default", found["metadata"]["name"], uid=found["metadata"]["uid"])
+    kept = set() if services else {one["metadata"]["name"] for one in cluster.list(INFERENCESERVICE, "default")}
     deadline = time.time() + _DELETED_SECONDS
     while time.time() < deadline and any(
-        services or found["kind"] != INFERENCESERVICE.kind for found in _objects(cluster, key)
+        pod["metadata"]["labels"].get(LABEL_SERVICE) not in kept for pod in cluster.list(POD, "default", {LABEL_RUN: key})
     ):
         time.sleep(_LOOK_SECONDS)
 
