@@ -1,7 +1,7 @@
 """Value types that every layer shares: kinds of Kubernetes objects, and what a container asks for.
 
-Nothing here does I/O or imports another part of tunesmith. Quantities keep Kubernetes' own spelling where they go into a
-manifest (``"500m"``, ``"4Gi"``); numbers derived from them carry their unit in the name.
+Nothing here does I/O or imports another part of tunesmith. Quantities keep Kubernetes' own spelling where they go into
+a manifest (``"500m"``, ``"4Gi"``); numbers derived from them carry their unit in the name.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class Policy(BaseModel):
 
     Attributes:
         deadline_seconds: the job is ended, and the step fails, when one attempt has run this long.
-        retries: how often the step relaunches a job that failed for a system or capacity reason; a user's error never is.
+        retries: how often the step relaunches a job that failed for a system or capacity reason, never for the
+            user's.
         restart_policy: what the operator does with a replica that fails: ``Never`` fails the job at once, so that the
             launcher can tell why and relaunch from the checkpoint; ``OnFailure`` and ``ExitCode`` restart it in place.
         backoff_limit: how many restarts in place the operator allows.

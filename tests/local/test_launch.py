@@ -56,7 +56,10 @@ class InstantClock:
 
 def request(script, *, resume_key="w1", identity="0123456789abcdef0123", retries=2, replicas=1, **more):
     spec = PyTorchJobSpec(
-        image="any", command=["sh", "-c", script], replicas=replicas, policy=Policy(retries=retries, deadline_seconds=60)
+        image="any",
+        command=["sh", "-c", script],
+        replicas=replicas,
+        policy=Policy(retries=retries, deadline_seconds=60),
     )
     build = functools.partial(pytorchjob.build, spec)
     return Request(
@@ -99,7 +102,7 @@ def test_retries_end(cluster):
 def test_a_replica_that_outlives_the_failed_one_is_gone_before_the_next_attempt(cluster, tmp_path):
     mark, alive = tmp_path / "mark", tmp_path / "alive"
     script = (
-        f'if [ -e {mark} ]; then test ! -e {alive}; exit $?; fi; '
+        f"if [ -e {mark} ]; then test ! -e {alive}; exit $?; fi; "
         f'if [ "$RANK" = 0 ]; then sleep 0.5; touch {mark}; kill -9 $$$$; fi; '
         f"touch {alive}; trap 'rm {alive}; exit 143' TERM; while :; do sleep 0.05; done"
     )

@@ -1,4 +1,4 @@
-"""A pipeline on this machine, through kfp.local and LocalCluster: what is killed, what goes on, and what is left over."""
+"""A pipeline on this machine, through kfp.local and LocalCluster: what is killed, what goes on, what is left over."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tunesmith.clusters.local import LocalCluster
 from tunesmith.lineage.verify import verify
 from tunesmith.resources import POD, PYTORCHJOB
 
-PIPELINE = '''
+PIPELINE = """
 from kfp import dsl
 from tunesmith.components.governance.run_report import run_report
 from tunesmith.components.training.pytorch_job import pytorch_job
@@ -26,15 +26,15 @@ def pipeline(script: str, replicas: int = 1, policy: dict = {}):
             image="python:3.12", command=["sh", "-c"], args=[script], base_model=first.outputs["model"],
             replicas=replicas, policy=policy,
         )
-'''
+"""
 
 DRIVER = """
 import dataclasses, json, sys
 from pathlib import Path
 from tunesmith.targets.local.run import run_pipeline
 from tunesmith.targets.local.workdir import Workdir
-arguments = json.loads(sys.argv[2])
-result = run_pipeline("any", "written_by_a_test:pipeline", arguments, Workdir(Path(sys.argv[1])), **json.loads(sys.argv[3]))
+workdir, arguments, options = Workdir(Path(sys.argv[1])), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+result = run_pipeline("any", "written_by_a_test:pipeline", arguments, workdir, **options)
 steps = {name: dataclasses.asdict(step) for name, step in result.view.steps.items()}
 print(json.dumps({"status": result.status, "root": str(result.root), "steps": steps, "tail": result.log_tail}))
 """
@@ -95,7 +95,7 @@ def running_in(folder, text):
 
 
 def step_process(folder, task):
-    """The process of the launching step: the one with KFP's executor in its command line and the task's folder in it."""
+    """The process of the launching step: KFP's executor and the task's folder are in its command line."""
     for place in Path("/proc").glob("[0-9]*"):
         try:
             command = (place / "cmdline").read_bytes().decode(errors="replace").split("\0")

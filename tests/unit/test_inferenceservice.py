@@ -73,7 +73,8 @@ def test_rolled_out_without_ready_is_not_success():
 
 
 def test_a_crash_of_the_new_revision_fails_at_once_with_its_words():
-    broken = pod(restartCount=1, lastState={"terminated": {"exitCode": 3, "message": "no such model", "reason": "Error"}})
+    ended = {"exitCode": 3, "message": "no such model", "reason": "Error"}
+    broken = pod(restartCount=1, lastState={"terminated": ended})
     observation = inferenceservice.observe(Snapshot(service(), (broken,), (), (deployment(available=0),)))
     assert (observation.state, observation.exit_code, observation.message) == (State.FAILED, 3, "no such model")
 

@@ -15,6 +15,9 @@ def build(name="ft", **spec):
     return pytorchjob.build(PyTorchJobSpec(**spec), name=name, namespace="ns", labels={"a": "b"}, annotations={})
 
 
+DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
+
+
 def condition(name, status="True", reason="", message=""):
     return {"type": name, "status": status, "reason": reason or f"PyTorchJob{name}", "message": message}
 
@@ -131,7 +134,7 @@ def test_all_problems_are_found_at_once_sorted_by_field():
         pytest.param(Snapshot(job(condition("Restarting"))), State.RUNNING, id="restarting in place is running"),
         pytest.param(Snapshot(job(condition("Suspended"))), State.QUEUED, id="suspended is waiting, not failing"),
         pytest.param(Snapshot(job(condition("Succeeded"))), State.SUCCEEDED, id="succeeded"),
-        pytest.param(Snapshot(job(condition("Succeeded", "False"))), State.PENDING, id="a False condition says nothing"),
+        pytest.param(Snapshot(job(condition("Succeeded", "False"))), State.PENDING, id="a False one says nothing"),
         pytest.param(
             Snapshot(job(condition("Succeeded"), condition("Failed"))), State.FAILED, id="failed outweighs succeeded"
         ),
@@ -163,13 +166,12 @@ def test_state(snapshot, state):
             Fault.SYSTEM,
             id="torchrun says that its worker was killed",
         ),
-        pytest.param([pod(1, conditions=[{"type": "DisruptionTarget", "status": "True"}])], Fault.CAPACITY, id="evicted"),
+        pytest.param([pod(1, conditions=[DISRUPTED])], Fault.CAPACITY, id="evicted"),
         pytest.param([], Fault.SYSTEM, id="no pod left to ask"),
     ],
 )
 def test_fault_of_a_failed_job(pods, fault):
     assert pytorchjob.observe(Snapshot(job(condition("Failed")), tuple(pods))).fault is fault
-
 
     pods = (pod(3, error("user", "BadData", "line 7 is not JSON")),)
     observation = pytorchjob.observe(Snapshot(job(condition("Failed")), pods))

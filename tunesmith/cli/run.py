@@ -47,7 +47,7 @@ def command(
     json_file: Path | None,
     quiet: bool,
 ) -> None:
-    """Run PIPELINE (default llm_finetune) on this machine: no cluster, no Docker.
+    r"""Run PIPELINE (default llm_finetune) on this machine: no cluster, no Docker.
 
     The same components, manifests and launch loop as on a cluster; kfp.local runs the steps, and jobs and services are
     processes of this machine. Ctrl-C ends them and keeps the checkpoints; run the same command again to go on.

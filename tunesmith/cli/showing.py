@@ -142,7 +142,8 @@ def _show_interrupted(result: RunResult, detach: bool) -> None:
         _out.print(f"The jobs go on ({escape(step.note)}). Run the same command again to attach to them.")
     else:
         _out.print(
-            "Interrupted. Run the same command again: it attaches to jobs that still run, and training goes on from its checkpoint."
+            "Interrupted. Run the same command again: it attaches to jobs that still run, "
+            "and training goes on from its checkpoint."
         )
 
 

@@ -31,8 +31,8 @@ def open_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
     if named:
         raise BadInput(f"{VARIABLE} is {named!r}. Write local:<folder>.", "unknown-cluster")
     raise BadInput(
-        f"no cluster is named: {VARIABLE} is not set. This version launches on a LocalCluster only: run the pipeline with "
-        "`tunesmith run`, or set TUNESMITH_CLUSTER=local:<folder>. Launching on Kubernetes is not in it yet.",
+        f"no cluster is named: {VARIABLE} is not set. This version launches on a LocalCluster only: run the pipeline "
+        "with `tunesmith run`, or set TUNESMITH_CLUSTER=local:<folder>. Launching on Kubernetes is not in it yet.",
         "no-cluster",
     )
 

@@ -1,6 +1,7 @@
 """What a step tells while it works: a line in its log, and an event for whoever follows the run on this machine.
 
-The local target names a file in ``TUNESMITH_PROGRESS``; each event is one JSON line in it. Elsewhere only the log is written.
+The local target names a file in ``TUNESMITH_PROGRESS``; each event is one JSON line in it. Elsewhere there is only the
+log.
 """
 
 from __future__ import annotations

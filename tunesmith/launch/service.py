@@ -28,7 +28,8 @@ class Service:
 def deploy(service: Service, cluster: Cluster, clock: Clock | None = None) -> Outcome:
     """Create the service or replace its revision, and wait until *this* revision serves.
 
-    A first deploy that fails is removed again; a failed replacement is rolled back, and the old revision goes on serving.
+    A first deploy that fails is removed again; a failed replacement is rolled back, and the old revision goes on
+    serving.
 
     Raises:
         Refused: the manifest has problems; nothing was changed.
@@ -66,8 +67,8 @@ def _existing(service: Service, cluster: Cluster) -> Manifest | None:
         return None
     if found["metadata"].get("labels", {}).get(LABEL_MANAGED_BY) != MANAGED_BY:
         raise BadInput(
-            f"{found['kind']} {service.name} exists in namespace {service.request.namespace} and was not made by tunesmith. "
-            "Choose another service name, or delete that service.",
+            f"{found['kind']} {service.name} exists in namespace {service.request.namespace} and was not made by "
+            "tunesmith. Choose another service name, or delete that service.",
             "foreign-object",
         )
     return found

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from tunesmith.clusters.admission import PORT_ANNOTATION
 from tunesmith.clusters.base import Manifest, NotFound
-from tunesmith.clusters.local import PORT_ANNOTATION, LocalCluster, difference, now
+from tunesmith.clusters.local import LocalCluster, difference, now
 from tunesmith.local.gateway import HOST, Gateway, free_port
 from tunesmith.local.kubelet import Kubelet, container_of, record
 from tunesmith.resources import DEPLOYMENT, INFERENCESERVICE, POD

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tunesmith.clusters.admission import CONTROLLED
 from tunesmith.clusters.base import Manifest
-from tunesmith.clusters.local import CONTROLLED, LocalCluster
+from tunesmith.clusters.local import LocalCluster
 from tunesmith.resources import POD
 
 # In this order the first condition that holds names a job's state: an end outweighs what came before.

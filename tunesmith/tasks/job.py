@@ -1,7 +1,7 @@
 """From a step to a job: the variables by which any container finds its inputs and outputs, and what became of them.
 
-The contract: ``TUNESMITH_INPUT_<NAME>`` is where an input lies, ``TUNESMITH_OUTPUT_<NAME>`` an empty folder for an output,
-``TUNESMITH_CHECKPOINTS`` a folder that outlives the attempt. On a laptop all of them are folders of this machine.
+The contract: ``TUNESMITH_INPUT_<NAME>`` is where an input lies, ``TUNESMITH_OUTPUT_<NAME>`` an empty folder for an
+output, ``TUNESMITH_CHECKPOINTS`` a folder that outlives the attempt. On a laptop all of them are folders of this machine.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _refuse_reserved(env: Mapping[str, str]) -> None:
     reserved = sorted(name for name in env if name.startswith(("TUNESMITH_", "PET_")))
     if reserved:
         raise BadInput(
-            f"env sets {', '.join(reserved)}: names that start with TUNESMITH_ or PET_ are set by the step and the operator. "
-            "Choose another name.",
+            f"env sets {', '.join(reserved)}: names that start with TUNESMITH_ or PET_ are set by the step and the "
+            "operator. Choose another name.",
             "reserved-variable",
         )
 
@@ -118,7 +118,7 @@ def _empty_folders(writes: Mapping[str, Any]) -> None:
 
 
 def _bring_home(outcome: Outcome, variable: str, place: str) -> None:
-    """A job that was attached to wrote where the run that created it wanted its output: move it to where this run does."""
+    """Move the output of a job that was attached to from where the run that created it wanted it."""
     written = _variable(outcome.snapshot.object or {}, variable)
     if written and written != place and "://" not in written:
         shutil.rmtree(place, ignore_errors=True)

@@ -89,7 +89,8 @@ def prepare(
     Returns:
         The report: ``source``, ``examples``, ``duplicates``, ``train`` and ``heldout`` (examples), ``chars_histogram``
         and, with a tokenizer, ``token_histogram`` (``{"edges", "counts"}``, one edge more than counts; a bin holds
-        ``edge <= length < next edge``), ``tokens`` (``{"train", "heldout", "mean", "max"}`` or a sentence why they are unknown)
+        ``edge <= length < next edge``), ``tokens`` (``{"train", "heldout", "mean", "max"}`` or a sentence why they are
+        unknown)
         and, for the docstrings, ``python`` (version).
 
     Raises:

@@ -1,8 +1,8 @@
 """InferenceService (serving.kserve.io/v1beta1), run by KServe in Standard mode.
 
-A service outlives the run that deploys it: no owner, no deadline. KServe's own conditions stay True from the old revision
-while a new one is on its way, so the revision is told apart by a mark of ours in the predictor's environment, and what is
-observed is the Deployment and the pods that carry this mark.
+A service outlives the run that deploys it: no owner, no deadline. KServe's own conditions stay True from the old
+revision while a new one is on its way, so the revision is told apart by a mark of ours in the predictor's environment,
+and what is observed is the Deployment and the pods that carry this mark.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def problems(manifest: Manifest) -> list[Problem]:
         found.append(
             Problem(
                 "metadata.name",
-                f"with the namespace it makes the host label {host} of {len(host)} characters; {NAME_LIMIT} are allowed",
+                f"with the namespace it makes the host label {host}: {len(host)} characters, {NAME_LIMIT} are allowed",
                 f"Shorten the name by {len(host) - NAME_LIMIT}.",
                 "inferenceservice-name-too-long",
                 metadata["name"],
@@ -115,9 +115,9 @@ def observe(snapshot: Snapshot) -> Observation:
     pods = [pod for pod in snapshot.pods if _carries(pod.get("spec") or {}, revision)]
     if failure := _failure(pods):
         return failure
-    if any(_rolled_out(deployment, revision) for deployment in snapshot.deployments):
-        if "Ready" in conditions_that_hold(snapshot.object) and url(snapshot.object):
-            return Observation(State.SUCCEEDED, "Ready", f"revision {revision} serves")
+    rolled_out = any(_rolled_out(deployment, revision) for deployment in snapshot.deployments)
+    if rolled_out and "Ready" in conditions_that_hold(snapshot.object) and url(snapshot.object):
+        return Observation(State.SUCCEEDED, "Ready", f"revision {revision} serves")
     info = (((snapshot.object.get("status") or {}).get("modelStatus")) or {}).get("lastFailureInfo") or {}
     if info.get("reason") == "NoSupportingRuntime":  # KServe sets no condition at all for this, so a wait never ends
         return Observation(State.FAILED, "NoSupportingRuntime", info.get("message", ""), Fault.USER)

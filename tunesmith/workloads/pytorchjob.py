@@ -44,7 +44,7 @@ _STATES = (
 
 
 class PyTorchJobSpec(BaseModel):
-    """What to run as a PyTorchJob: one container image and command in ``replicas`` pods, of which the first is the master.
+    """What to run as a PyTorchJob: one container image and command in ``replicas`` pods; the first is the master.
 
     Attributes:
         image: container image; LocalCluster ignores it and runs the command on this machine.

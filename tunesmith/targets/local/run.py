@@ -162,9 +162,10 @@ def end_objects(cluster: Cluster, key: str, *, services: bool = True) -> None:
                 cluster.delete(kind, "default", found["metadata"]["name"], uid=found["metadata"]["uid"])
     kept = set() if services else {one["metadata"]["name"] for one in cluster.list(INFERENCESERVICE, "default")}
     deadline = time.time() + _DELETED_SECONDS
-    while time.time() < deadline and any(
-        pod["metadata"]["labels"].get(LABEL_SERVICE) not in kept for pod in cluster.list(POD, "default", {LABEL_RUN: key})
-    ):
+    while time.time() < deadline:
+        pods = cluster.list(POD, "default", {LABEL_RUN: key})
+        if all(pod["metadata"]["labels"].get(LABEL_SERVICE) in kept for pod in pods):
+            return
         time.sleep(_LOOK_SECONDS)
 
 

@@ -1,0 +1,5 @@
+"""``python -m tunesmith`` is the command ``tunesmith``."""
+
+from tunesmith.cli import main
+
+main()
