@@ -69,6 +69,11 @@ def test_every_option_of_a_command_is_documented(path, command):
             assert re.search(rf"`{re.escape(name)}[ `]", text), name
 
 
+@pytest.mark.parametrize(("path", "command"), [pytest.param(path, one, id=path) for path, one in commands(cli)])
+def test_help_shows_no_mark_that_click_should_have_taken_as_layout(path, command):
+    assert "\\b" not in command.get_help(click.Context(command, info_name=path))
+
+
 def test_every_tunesmith_command_in_a_page_exists():
     known = {path for path, _ in commands(cli)}
     for page in PAGES:

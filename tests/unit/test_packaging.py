@@ -141,11 +141,13 @@ def test_every_contract_has_a_planted_violation():
     assert contracts == list(PLANTED)
 
 
+@pytest.mark.trainer
 def test_types_of_the_installed_package_are_sound(installed, python):
     found = wheel.mypy(python, installed / "empty")
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+@pytest.mark.trainer
 def test_type_error_in_a_mapped_package_is_found(installed, python):
     victim = wheel.site_packages(installed) / "tunesmith" / "components" / "data" / "__init__.py"
     before = victim.read_text()

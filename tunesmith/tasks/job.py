@@ -1,7 +1,7 @@
 """From a step to a job: the variables by which any container finds its inputs and outputs, and what became of them.
 
 The contract: ``TUNESMITH_INPUT_<NAME>`` is where an input lies, ``TUNESMITH_OUTPUT_<NAME>`` an empty folder for an
-output, ``TUNESMITH_CHECKPOINTS`` a folder that outlives the attempt. On a laptop all of them are folders of this machine.
+output, ``TUNESMITH_CHECKPOINTS`` a folder that outlives the attempt. On a laptop all are folders of this machine.
 """
 
 from __future__ import annotations

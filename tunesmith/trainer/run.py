@@ -51,7 +51,8 @@ def run(settings: TrainSettings, place: Rank, stop: StopSignal) -> dict[str, Any
             report=lambda values: print(metric_line(values), flush=True), scratch=Path(scratch),
         )  # fmt: skip
         if outcome.weights is None:
-            _tell(place, f"stopped by SIGTERM after step {outcome.step}; with the same checkpoints it will resume")
+            kept = "with the same checkpoints it will resume" if store else "no checkpoints were asked for: it is lost"
+            _tell(place, f"stopped by SIGTERM after step {outcome.step}; {kept}")
             return None
         trained = Trained(settings, outcome.progress, outcome.step, outcome.resumed_from_step, place.ranks)
         if place.speaks:
