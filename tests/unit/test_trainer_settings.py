@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from tunesmith.errors import BadInput
 from tunesmith.trainer.__main__ import main
-from tunesmith.trainer.result import BadInput
 from tunesmith.trainer.settings import TrainSettings, parse_settings
 
 

@@ -78,7 +78,7 @@ def delete(name: str | None, workdir: Path, everything: bool) -> None:
             else SystemExit(0)
         )
     for one in ended:
-        click.echo(f"deleted {one}")
+        click.echo(f"deleted {one.kind} {one.name}")
 
 
 def _cluster(workdir: Path) -> Path:

@@ -47,7 +47,7 @@ def command(
     json_file: Path | None,
     quiet: bool,
 ) -> None:
-    r"""Run PIPELINE (default llm_finetune) on this machine: no cluster, no Docker.
+    """Run PIPELINE (default llm_finetune) on this machine: no cluster, no Docker.
 
     The same components, manifests and launch loop as on a cluster; kfp.local runs the steps, and jobs and services are
     processes of this machine. Ctrl-C ends them and keeps the checkpoints; run the same command again to go on.
@@ -59,7 +59,7 @@ def command(
     tunesmith pipelines llm_finetune                       every parameter
 
     Exit code: 0 when every step succeeded, 1 when one failed, 2 for input that cannot be used, 130 after Ctrl-C.
-    """
+    """  # noqa: D301 - click wants the character itself
     from tunesmith.cli.catalogue import parameters_of, parse_settings, reference_of
     from tunesmith.cli.showing import Follower, show_end, show_plan
     from tunesmith.targets.local.preflight import check

@@ -78,7 +78,7 @@ def _table(view: RunView) -> Table:
         ("time", {"justify": "right"}),
         ("", {"ratio": 1}),
     ):
-        table.add_column(title, no_wrap=True, **options)  # type: ignore[arg-type]
+        table.add_column(title, no_wrap=True, **options)
     for step in view.steps.values():
         note = _note(step)
         seconds = f"{step.seconds(time.time()):.0f} s"

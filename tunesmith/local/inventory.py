@@ -36,6 +36,11 @@ def objects(folder: Path) -> list[Row]:
     return sorted((_row(cluster, body) for body in _bodies(cluster)), key=lambda row: -row.age_s)
 
 
+def pods_of(folder: Path, name: str) -> list[str]:
+    """Names of the pods of the jobs and services called ``name``, in order; none if there is no such thing."""
+    return sorted(pod for row in objects(folder) if row.name == name for pod in row.pods)
+
+
 def delete(folder: Path, name: str | None) -> list[Row]:
     """Delete the jobs and services of that name, or all of them; returns what was there.
 

@@ -10,9 +10,15 @@ from typing import Any
 from tunesmith.tasks.step import Step
 
 
-def torchrun_module(module: str, settings: Mapping[str, Any]) -> list[str]:
-    """A command that runs a module under torchrun, with one option a setting; PET_* variables say the rest."""
-    command = ["torchrun", "-m", module]
+def trainer_command(settings: Mapping[str, Any], nproc_per_node: str) -> list[str]:
+    """The trainer's command, with one option a setting; the operator's variables say the rest.
+
+    With one process a pod the operator's RANK and WORLD_SIZE are enough. With several, torchrun starts them; in between
+    is our wrapper, since torchrun itself ends with 1 whatever its worker ended with.
+    """
+    command = ["python", "-m", "tunesmith.trainer"]
+    if nproc_per_node != "1":
+        command = ["python", "-m", "tunesmith.trainer.torchrun", "-m", "tunesmith.trainer"]
     for name, value in settings.items():
         option = name.replace("_", "-")
         if isinstance(value, bool):

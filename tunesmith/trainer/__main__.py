@@ -9,8 +9,9 @@ from typing import Any, get_args, get_origin
 
 import click
 
+from tunesmith.errors import BadInput
 from tunesmith.trainer.environment import Rank, join, quieten, termination_log
-from tunesmith.trainer.result import EXIT_STOPPED, BadInput, Failure, failure_of, write_failure
+from tunesmith.trainer.result import EXIT_STOPPED, Failure, failure_of, write_failure
 from tunesmith.trainer.settings import TrainSettings, parse_settings
 from tunesmith.trainer.stopping import StopSignal
 

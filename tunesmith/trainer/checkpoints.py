@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunesmith.errors import BadInput
 from tunesmith.lineage.digest import digest_file
 from tunesmith.trainer import storage
-from tunesmith.trainer.result import BadInput
 
 MARKER = "complete.json"
 SCHEMA = "tunesmith.dev/checkpoint/v1"
@@ -28,8 +28,7 @@ _STAGING = ".writing"
 class CheckpointRefused(BadInput):
     """A checkpoint whose bytes are not those that were written, or which belongs to another run."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, "CheckpointRefused")
+    default_id = "checkpoint-refused"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunesmith.trainer.result import BadInput
+from tunesmith.errors import BadInput
 
 IGNORED = -100  # the label that torch's cross entropy leaves out
 
@@ -18,8 +18,7 @@ Message = dict[str, str]
 class BadData(BadInput):
     """The training or held-out data cannot be used; the message names file and line."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, "BadData")
+    default_id = "bad-training-data"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunesmith.trainer.result import BadInput
+from tunesmith.errors import BadInput
+from tunesmith.trainer.result import BadArguments
 
 _QUIET = {
     "HF_HUB_OFFLINE": "1",  # the model and the data are given; nothing is fetched behind the user's back
@@ -49,7 +50,7 @@ def run_paths(env: Mapping[str, str]) -> RunPaths:
     needed = ("TUNESMITH_INPUT_MODEL", "TUNESMITH_INPUT_TRAIN", "TUNESMITH_OUTPUT_MODEL")
     missing = [name for name in needed if not env.get(name)]
     if missing:
-        raise BadInput(f"the environment has no {' and no '.join(missing)}: set each to a path", "BadArguments")
+        raise BadArguments(f"the environment has no {' and no '.join(missing)}: set each to a path")
     model, train, output = (env[name] for name in needed)
     return RunPaths(model, train, output, env.get("TUNESMITH_CHECKPOINTS") or None, termination_log(env))
 

@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tunesmith.errors import BadInput
 from tunesmith.lineage.digest import Digest, digest_path
 from tunesmith.trainer import storage
 from tunesmith.trainer.progress import Progress
-from tunesmith.trainer.result import BadInput
 from tunesmith.trainer.settings import TrainSettings
 
 # What makes a folder look like a model; it is put in place last and taken away first.

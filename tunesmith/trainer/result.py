@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tunesmith.errors import BadInput
+
 SCHEMA = "tunesmith.dev/result/v1"
 MAX_BYTES = 4096
 MAX_MESSAGE = 600  # characters; escaped, each may take 6 bytes, and that leaves room for the rest
@@ -28,12 +30,10 @@ EXIT_STOPPED = 143  # 128 + SIGTERM
 Fault = Literal["user", "system", "capacity"]
 
 
-class BadInput(Exception):
-    """A user's mistake, in one sentence: what, where and what to write instead."""
+class BadArguments(BadInput):
+    """An option or a variable of the environment has a value that cannot be."""
 
-    def __init__(self, message: str, reason: str = "BadInput") -> None:
-        super().__init__(message)
-        self.reason = reason
+    default_id = "bad-arguments"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def failure_of(error: BaseException) -> Failure:
     Types are compared by name, so that this works without torch (bad arguments are reported before it is imported).
     """
     if isinstance(error, BadInput):
-        return Failure("user", error.reason, str(error))
+        return Failure("user", type(error).__name__, str(error))
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error).lower()
     line = " ".join(str(error).split())

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tunesmith.errors import BadInput
 from tunesmith.lineage.digest import digest_path
 from tunesmith.trainer import storage
 from tunesmith.trainer.checkpoints import CheckpointStore
@@ -16,7 +17,7 @@ from tunesmith.trainer.conversations import find_jsonl, read_conversations
 from tunesmith.trainer.environment import Rank, run_paths, threads
 from tunesmith.trainer.output import Trained, require_free, write_model
 from tunesmith.trainer.progress import metric_line
-from tunesmith.trainer.result import BadInput, write_success
+from tunesmith.trainer.result import write_success
 from tunesmith.trainer.settings import TrainSettings
 from tunesmith.trainer.stopping import StopSignal
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tunesmith.trainer.result import BadInput
+from tunesmith.errors import BadInput
+from tunesmith.trainer.result import BadArguments
 
 
 class TrainSettings(BaseModel):
@@ -91,4 +92,4 @@ def parse_settings(values: dict[str, Any]) -> TrainSettings:
         first = error.errors()[0]
         option = "--" + str(first["loc"][0]).replace("_", "-")
         wish = first["msg"].removeprefix("Input should be ")
-        raise BadInput(f"{option} {first['input']} is not possible: it must be {wish}", "BadArguments") from None
+        raise BadArguments(f"{option} {first['input']} is not possible: it must be {wish}") from None

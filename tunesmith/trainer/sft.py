@@ -30,7 +30,7 @@ from tunesmith.trainer.environment import Rank
 from tunesmith.trainer.loss import labels_only_possible, summed_loss
 from tunesmith.trainer.memory import activations_fit
 from tunesmith.trainer.progress import Progress, Stopwatch
-from tunesmith.trainer.result import BadInput
+from tunesmith.trainer.result import BadArguments
 from tunesmith.trainer.settings import TrainSettings
 from tunesmith.trainer.stopping import StopSignal
 
@@ -123,7 +123,7 @@ def use_bf16(precision: str, gpu: bool) -> bool:
 
 def _config(settings: TrainSettings, place: Rank, gpu: bool, output: Path) -> SFTConfig:
     if settings.sharding == "fsdp" and not gpu:
-        raise BadInput("--sharding fsdp needs GPUs, and there is none: leave it at auto", "BadArguments")
+        raise BadArguments("--sharding fsdp needs GPUs, and there is none: leave it at auto")
     passes = settings.accumulation(place.ranks, gpu=gpu)
     sharded = settings.sharding == "fsdp" or (settings.sharding == "auto" and gpu and place.ranks > 1)
     fsdp = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import fsspec
 
-from tunesmith.trainer.result import BadInput
+from tunesmith.errors import BadInput
 
 
 def local_path(location: str) -> Path | None:

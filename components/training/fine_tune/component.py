@@ -62,7 +62,7 @@ def fine_tune(
     """
     from tunesmith.tasks.job import parse, run_job
     from tunesmith.tasks.step import step
-    from tunesmith.tasks.training import leave_training, torchrun_module
+    from tunesmith.tasks.training import leave_training, trainer_command
     from tunesmith.workloads import pytorchjob
 
     settings = {
@@ -80,7 +80,7 @@ def fine_tune(
     }
     job = {
         "image": image,
-        "command": torchrun_module("tunesmith.trainer", settings),
+        "command": trainer_command(settings, nproc_per_node),
         "replicas": replicas,
         "nproc_per_node": nproc_per_node,
         "resources": resources,

@@ -1,4 +1,4 @@
-"""The reference pipeline as a user starts it, with a tiny model and data of one's own: green, and green after a kill."""
+"""The reference pipeline as a user starts it, with a tiny model and own data: green, and green after a kill."""
 
 import json
 import os
@@ -74,20 +74,15 @@ def steps_trained(folder):
 
 
 def rank_process(rank, folder):
-    """The process of one training rank: torchrun starts it with RANK in its environment."""
+    """The process of one training rank: the trainer, with its RANK in the environment."""
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            environment = (place / "environ").read_bytes().split(b"\0")
-            command = (place / "cmdline").read_bytes()
+            environment = (place / "environ").read_bytes()
+            command = (place / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        ours = any(str(folder).encode() in variable for variable in environment)
-        if (
-            ours
-            and f"RANK={rank}".encode() in environment
-            and b"LOCAL_RANK=0" in environment
-            and b"torchrun" not in command
-        ):
+        ours = str(folder).encode() in environment and f"RANK={rank}".encode() in environment.split(b"\0")
+        if ours and command[1:3] == [b"-m", b"tunesmith.trainer"]:
             return int(place.name)
     return None
 
