@@ -17,6 +17,7 @@ from tunesmith.targets.local.run import RunResult, RunView, StepView
 from tunesmith.targets.local.workdir import Workdir
 
 _MARKS = {"RUNNING": "[cyan]>[/]", "SUCCEEDED": "[green]ok[/]", "FAILED": "[red]x[/]"}
+_PAUSE_SECONDS = 10.0
 _BARS = "▁▂▃▄▅▆▇█"
 
 _out = Console(highlight=False)
@@ -39,6 +40,7 @@ class Follower:
         self._quiet = quiet
         self._live = Live(console=_err, refresh_per_second=4) if _err.is_terminal and not quiet else None
         self._told: dict[str, tuple[str, str]] = {}
+        self._when: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         if self._live:
@@ -64,6 +66,10 @@ class Follower:
         if self._told.get(step.name) == now:
             return
         ended = step.ended is not None
+        pause = time.time() - self._when.get(step.name, 0.0)
+        if not ended and step.losses and step.note.startswith("step ") and pause < _PAUSE_SECONDS:
+            return  # a line for each step of a training would bury the others
+        self._when[step.name] = time.time()
         note = f"{step.seconds(time.time()):.1f} s" if ended else step.note
         self._told[step.name] = now
         stamp = time.strftime("%H:%M:%S")

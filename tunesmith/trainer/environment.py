@@ -7,7 +7,6 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunesmith.errors import BadInput
 from tunesmith.trainer.result import BadArguments
 
 _QUIET = {
@@ -81,9 +80,8 @@ def join(env: MutableMapping[str, str]) -> Rank:
     """
     if "TORCHELASTIC_RUN_ID" not in env:
         if env.get("PET_NPROC_PER_NODE", "1") not in ("1", "auto", "cpu"):
-            raise BadInput(
-                f"PET_NPROC_PER_NODE is {env['PET_NPROC_PER_NODE']}: start with torchrun -m tunesmith.trainer",
-                "BadArguments",
+            raise BadArguments(
+                f"PET_NPROC_PER_NODE is {env['PET_NPROC_PER_NODE']}: start with torchrun -m tunesmith.trainer"
             )
         for ours, theirs in (
             ("RANK", "PET_NODE_RANK"), ("WORLD_SIZE", "PET_NNODES"),
