@@ -1,5 +1,6 @@
 import pytest
 
+from tunesmith.errors import BadInput
 from tunesmith.lineage.store import Store, place_of
 
 UUID = "0f3c9ab1-1111-2222-3333-444455556666"
@@ -62,3 +63,8 @@ def test_an_object_store_is_written_and_read_the_same_way():
     store.write("train/ab.1.json", "{}")
     assert store.record_paths() == ["train/ab.1.json"]
     assert store.read("train/ab.1.json") == "{}"
+
+
+def test_a_root_on_storage_that_nobody_knows_is_refused_with_a_remedy():
+    with pytest.raises(BadInput, match="minio:// is not in this version"):
+        Store("minio://bucket/v2/artifacts/pipeline/run")

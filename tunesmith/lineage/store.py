@@ -13,6 +13,8 @@ from pathlib import Path
 
 import fsspec
 
+from tunesmith.errors import BadInput
+
 FOLDER = "tunesmith"
 _RECORD = re.compile(r"(?P<identity>[0-9a-f]+)\.(?P<attempt>\d+)\.json")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -52,11 +54,22 @@ def place_of(uri: str, environment: Mapping[str, str] | None = None) -> Place:
 
 
 class Store:
-    """The folder of records below one run's root."""
+    """The folder of records below one run's root.
+
+    Raises:
+        BadInput: the root is on storage that fsspec does not know here.
+    """
 
     def __init__(self, root: str | Path):
         self.root = str(root).rstrip("/")
-        self._fs, self._folder = fsspec.core.url_to_fs(f"{self.root}/{FOLDER}")
+        try:
+            self._fs, self._folder = fsspec.core.url_to_fs(f"{self.root}/{FOLDER}")
+        except (ValueError, ImportError) as error:
+            raise BadInput(
+                f"records cannot be written to {self.root}: {error}. Install the file system's package (s3fs, gcsfs), or "
+                "use a pipeline root that fsspec knows; minio:// is not in this version.",
+                "unknown-storage",
+            ) from None
 
     def write(self, path: str, text: str) -> str:
         """Write a text to ``path`` below the folder, whole or not at all, and return its URI."""

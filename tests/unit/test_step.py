@@ -1,0 +1,143 @@
+"""Around every step: inputs are checked, and what was done is recorded whether it succeeded or not."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+
+from tunesmith.errors import BadInput
+from tunesmith.lineage.record import KEY_DIGEST, KEY_RECORD, KEY_RECORD_DIGEST, LIMIT_BYTES, Record
+from tunesmith.tasks.step import StepFailed, step
+
+
+@pytest.fixture
+def run(step_folder):
+    """Run a step with one input and one output; the body gets both and the step."""
+
+    def go(task, body, *, source=None, parameters=None):
+        folder = step_folder(task)
+        record = folder.artifact(dsl.Artifact, "record")
+        written = folder.artifact(dsl.Dataset, "out")
+        with step(
+            record,
+            component="quality_gate",
+            parameters=parameters or {},
+            reads={"source": source},
+            writes={"out": written},
+        ) as this:
+            body(this, written)
+        return record, written
+
+    return go
+
+
+def write(text):
+    def body(this, written):
+        with open(written.path, "w") as file:
+            file.write(text)
+
+    return body
+
+
+def fail(error):
+    def body(this, written):
+        raise error
+
+    return body
+
+
+def test_a_record_names_inputs_and_outputs_with_digests_and_follows_its_producer(run, step_folder):
+    _, made = run("first", write("hello"))
+    run("second", write("world"), source=made)
+    first, second = step_folder("first").record(), step_folder("second").record()
+    assert second["inputs"][0]["digest"] == first["outputs"][0]["digest"]
+    assert second["prev"] == [made.metadata[KEY_RECORD_DIGEST]]
+    assert first["state"] == second["state"] == "SUCCEEDED"
+
+
+def test_the_artifact_carries_the_very_text_of_the_file(run, step_folder):
+    record, _ = run("first", write("hello"))
+    (file,) = (step_folder("first").run / "tunesmith" / "first").glob("*.json")
+    assert record.metadata[KEY_RECORD] == file.read_text() == Path(record.path).read_text()
+
+
+def test_a_changed_input_is_refused_and_the_refusal_recorded(run, step_folder):
+    _, made = run("first", write("hello"))
+    write("Hello")(None, made)
+    with pytest.raises(StepFailed) as failed:
+        run("second", write("world"), source=made)
+    assert failed.value.code == 1
+    assert step_folder("second").record()["failure"]["reason"] == "TamperedInput"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "fault"),
+    [
+        pytest.param(BadInput("line 3 is not JSON"), 2, "user", id="the user's input"),
+        pytest.param(RuntimeError("who knows"), 1, "system", id="a bug of ours"),
+        pytest.param(KeyboardInterrupt(), 130, "user", id="an interruption"),
+    ],
+)
+def test_a_failure_is_recorded_before_the_step_ends(run, step_folder, error, code, fault):
+    with pytest.raises(StepFailed) as failed:
+        run("broken", fail(error))
+    record = step_folder("broken").record()
+    assert failed.value.code == code
+    assert (record["state"], record["failure"]["fault"]) == ("FAILED", fault)
+    assert record["outputs"][0]["digest"] == ""
+
+
+def test_an_output_that_was_not_written_fails_the_step(run):
+    with pytest.raises(StepFailed):
+        run("lazy", lambda this, written: None)
+
+
+def test_secrets_among_the_parameters_are_redacted_at_any_depth(run, step_folder):
+    run("s", write("x"), parameters={"env": {"HF_TOKEN": "hunter2", "max_tokens": 7}, "password": "hunter2"})
+    text = json.dumps(step_folder("s").record())
+    assert "hunter2" not in text
+    assert step_folder("s").record()["parameters"]["env"]["max_tokens"] == 7
+
+
+def test_a_record_never_outgrows_its_limit(run, step_folder):
+    huge = {f"parameter_{number}": "x" * 400 for number in range(200)}
+    with pytest.raises(StepFailed):
+        run("huge", fail(RuntimeError("boom " * 5000)), parameters=huge)
+    (file,) = (step_folder("huge").run / "tunesmith" / "huge").glob("*.json")
+    assert len(file.read_bytes()) <= LIMIT_BYTES
+    assert Record.parse(file.read_text()).state == "FAILED"
+
+
+def test_a_second_execution_of_a_step_has_a_record_of_its_own(run, step_folder):
+    run("again", write("one"))
+    run("again", write("two"))
+    folder = step_folder("again").run / "tunesmith" / "again"
+    attempts = [json.loads(file.read_text())["attempt"] for file in folder.glob("*.json")]
+    assert sorted(attempts) == [1, 2]
+
+
+def test_the_same_work_has_the_same_resume_key_in_another_run_and_other_work_has_not(run):
+    keys = []
+
+    def body(this, written):
+        keys.append(this.resume_key)
+        write("x")(this, written)
+
+    run("a", body, parameters={"steps": 1})
+    run("b", body, parameters={"steps": 1})
+    run("c", body, parameters={"steps": 2})
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_step_is_priced_by_its_footprint_and_the_time_it_took(run, step_folder):
+    run("priced", write("x"))
+    cost = step_folder("priced").record()["cost"]
+    assert Decimal(cost["amount"]) > 0
+    assert {line["resource"] for line in cost["lines"]} == {"cpu", "memory"}
+
+
+def test_outputs_carry_their_digest_for_the_next_step(run):
+    _, made = run("first", write("hello"))
+    assert made.metadata[KEY_DIGEST].startswith("sha256:")
