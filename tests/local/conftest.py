@@ -1,4 +1,5 @@
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,16 @@ def processes_of(folder: Path) -> dict[int, str]:
         if os.fsencode(folder) in command + environment and int(place.name) != os.getpid():
             found[int(place.name)] = command.replace(b"\0", b" ").decode()
     return found
+
+
+@pytest.fixture
+def heed_interrupts() -> Callable[[], None]:
+    """For a child process, before it runs: in the background a shell has SIGINT ignored, and children inherit that."""
+
+    def heed() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return heed
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ print(json.dumps({"status": result.status, "root": str(result.root), "steps": st
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, heed_interrupts):
     """Start a run in a process of its own; the one that starts it is what tests kill."""
     (tmp_path / "written_by_a_test.py").write_text(PIPELINE)
     started = []
@@ -55,6 +55,7 @@ def start(tmp_path):
             text=True,
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
             start_new_session=True,
+            preexec_fn=heed_interrupts,
         )
         started.append(process)
         return process

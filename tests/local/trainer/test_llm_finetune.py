@@ -27,7 +27,7 @@ def data(tmp_path, train_file):
 
 
 @pytest.fixture
-def start(tmp_path, tiny_model, data):
+def start(tmp_path, tiny_model, data, heed_interrupts):
     started = []
 
     def run(*arguments, **settings):
@@ -43,7 +43,9 @@ def start(tmp_path, tiny_model, data):
         command = [sys.executable, "-m", "tunesmith", "run", "--workdir", tmp_path / "work", "--data", data]
         command += ["--base-model", tiny_model, "--json", tmp_path / "summary.json", *arguments]
         command += [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heed_interrupts
+        )
         started.append(process)
         return process
 

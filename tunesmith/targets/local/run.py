@@ -21,6 +21,7 @@ from tunesmith.resources import INFERENCESERVICE, POD, PYTORCHJOB
 from tunesmith.targets.local.workdir import RunState, Workdir
 from tunesmith.workloads.inferenceservice import LABEL_SERVICE
 
+_INTERRUPTS = (signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
 _DELETED_SECONDS = 40.0
@@ -228,12 +229,16 @@ def _follow(engine: subprocess.Popen[bytes], progress: Path, view: RunView, show
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP interrupt like Ctrl-C, so that nothing is left running."""
+    """SIGTERM and SIGHUP interrupt like Ctrl-C, so that nothing is left running.
+
+    What is ignored stays so: nohup and a shell's background jobs rely on it.
+    """
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [number for number in _INTERRUPTS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield
     finally:
