@@ -66,7 +66,7 @@ class Store:
             self._fs, self._folder = fsspec.core.url_to_fs(f"{self.root}/{FOLDER}")
         except (ValueError, ImportError) as error:
             raise BadInput(
-                f"records cannot be written to {self.root}: {error}. Install the file system's package (s3fs, gcsfs), or "
+                f"records cannot be written to {self.root}: {error}. Install its package (s3fs, gcsfs), or "
                 "use a pipeline root that fsspec knows; minio:// is not in this version.",
                 "unknown-storage",
             ) from None
