@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.panel import Panel
 from rich.table import Table
 
@@ -76,6 +76,11 @@ class Follower:
         _err.print(f"{stamp} {step.name:<22} {step.state.lower():<9} {escape(note)}".rstrip(), soft_wrap=True)
 
 
+def escape(text: str) -> str:
+    """Text of others as text: neither rich's markup nor the terminal's control sequences in it are obeyed."""
+    return escape_markup("".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text))
+
+
 def _table(view: RunView) -> Table:
     table = Table(box=None, padding=(0, 1), expand=True)
     for title, options in (
@@ -108,7 +113,7 @@ def sparkline(values: list[float], width: int = 24) -> str:
         [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)] if len(values) > width else values
     )
     low, high = min(picked), max(picked)
-    return "".join(_BARS[int((value - low) / ((high - low) or 1) * (len(_BARS) - 1))] for value in picked)
+    return "".join(_BARS[round((value - low) / ((high - low) or 1) * (len(_BARS) - 1))] for value in picked)
 
 
 def show_end(result: RunResult, summary: dict[str, Any], *, workdir: Path, detach: bool) -> None:
