@@ -114,6 +114,18 @@ def test_any_image_and_command_trains_with_inputs_and_outputs(start, work):
     assert verify(work).problems == []
 
 
+def test_a_pipeline_of_ones_own_runs_from_its_file(start, work, tmp_path):
+    command = [sys.executable, "-m", "tunesmith", "run", f"{tmp_path / 'written_by_a_test.py'}:pipeline"]
+    command += ["--workdir", work, "--json", tmp_path / "summary.json"]
+    command += ["--set", "script=echo own > $TUNESMITH_OUTPUT_MODEL/m"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["pipeline"] == "pipeline"
+    assert (Path(summary["model_uri"]) / "m").read_text() == "own\n"
+    assert Path(summary["report"]).name == "report.html"
+
+
 def test_the_job_knows_nothing_of_the_callers_environment(start, work, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "hunter2")
     result = finish(start("env > $TUNESMITH_OUTPUT_MODEL/env"))

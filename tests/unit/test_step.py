@@ -73,19 +73,19 @@ def test_a_changed_input_is_refused_and_the_refusal_recorded(run, step_folder):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "fault"),
+    ("error", "code", "state", "fault"),
     [
-        pytest.param(BadInput("line 3 is not JSON"), 2, "user", id="the user's input"),
-        pytest.param(RuntimeError("who knows"), 1, "system", id="a bug of ours"),
-        pytest.param(KeyboardInterrupt(), 130, "user", id="an interruption"),
+        pytest.param(BadInput("line 3 is not JSON"), 2, "FAILED", "user", id="the user's input"),
+        pytest.param(RuntimeError("who knows"), 1, "FAILED", "system", id="a bug of ours"),
+        pytest.param(KeyboardInterrupt(), 130, "CANCELLED", "user", id="an interruption"),
     ],
 )
-def test_a_failure_is_recorded_before_the_step_ends(run, step_folder, error, code, fault):
+def test_a_failure_is_recorded_before_the_step_ends(run, step_folder, error, code, state, fault):
     with pytest.raises(StepFailed) as failed:
         run("broken", fail(error))
     record = step_folder("broken").record()
     assert failed.value.code == code
-    assert (record["state"], record["failure"]["fault"]) == ("FAILED", fault)
+    assert (record["state"], record["failure"]["fault"]) == (state, fault)
     assert record["outputs"][0]["digest"] == ""
 
 
@@ -141,3 +141,18 @@ def test_a_step_is_priced_by_its_footprint_and_the_time_it_took(run, step_folder
 def test_outputs_carry_their_digest_for_the_next_step(run):
     _, made = run("first", write("hello"))
     assert made.metadata[KEY_DIGEST].startswith("sha256:")
+
+
+def test_what_an_interrupted_execution_cost_is_counted_by_the_one_that_goes_on(run, step_folder):
+    with pytest.raises(StepFailed):
+        run("cut", fail(KeyboardInterrupt()))
+    interrupted = Decimal(step_folder("cut").record()["cost"]["amount"])
+    run("cut", write("done"))
+    assert interrupted > 0
+    assert Decimal(step_folder("cut").record()["cost"]["amount"]) > interrupted
+
+
+def test_the_id_of_an_error_is_recorded_so_that_it_can_be_looked_up(run, step_folder):
+    with pytest.raises(StepFailed):
+        run("closed", fail(BadInput("no", "invalid-name")))
+    assert step_folder("closed").record()["failure"]["id"] == "invalid-name"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 
@@ -27,6 +28,13 @@ class _Lazy(click.Group):
             return None
         command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and (near := difflib.get_close_matches(args[0], _COMMANDS, 1, 0.5)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import inspect
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,43 +19,73 @@ PIPELINES = {
 }
 
 
+_TYPES: dict[str, type] = {
+    "String": str,
+    "Integer": int,
+    "Float": float,
+    "Boolean": bool,
+    "Bool": bool,
+    "List": list,
+    "Dict": dict,
+}
+
+
 @dataclass(frozen=True)
 class Parameter:
-    """A pipeline's parameter: its type in Python's words, its default, and what the docstring says about it."""
+    """A pipeline's parameter: its type, its default unless it is required, and what the docstring says about it."""
 
     name: str
     type: type
     default: Any
     help: str
+    required: bool = False
 
 
-def reference_of(name: str) -> str:
-    """``module:function`` of a pipeline.
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline that can be run: one of the catalogue, or somebody's own."""
+
+    name: str
+    reference: str
+    description: str
+    parameters: dict[str, Parameter]
+    ours: bool
+
+
+def find(name: str) -> Pipeline:
+    """The pipeline of that name, or the one that ``FILE.py:function`` or ``module:function`` refers to.
 
     Raises:
-        BadInput: there is none of that name.
+        BadInput: there is none.
     """
-    if name not in PIPELINES:
-        raise BadInput(f"there is no pipeline {name!r}. {_nearest(name, PIPELINES)}", "unknown-pipeline")
-    return PIPELINES[name][0]
+    from tunesmith.targets.local.loading import describe, describe_apart
 
-
-def parameters_of(name: str) -> dict[str, Parameter]:
-    """Parameters of a pipeline, from the signature and docstring of its function."""
-    module, _, function = reference_of(name).partition(":")
-    pipeline = getattr(importlib.import_module(module), function).pipeline_func
-    helps = {p.arg_name: " ".join((p.description or "").split()) for p in _docstring(pipeline).params}
-    signature = inspect.signature(pipeline)
-    return {
-        one.name: Parameter(one.name, one.annotation, one.default, helps.get(one.name, ""))
-        for one in signature.parameters.values()
+    own = ":" in name or name.endswith(".py")
+    if not own and name not in PIPELINES:
+        near = _nearest(name, PIPELINES)
+        raise BadInput(f"there is no pipeline {name!r}. {near} Your own: FILE.py:function.", "unknown-pipeline")
+    reference = name if own else PIPELINES[name][0]
+    about = describe_apart(reference) if own else describe(reference)
+    parameters = {
+        one["name"]: Parameter(one["name"], _TYPES.get(one["type"], str), one["default"], one["help"], one["required"])
+        for one in about["parameters"]
     }
+    return Pipeline(about["name"], reference, about["description"], parameters, not own)
 
 
-def _docstring(function: Any) -> Any:
-    import docstring_parser  # comes with kfp
+def arguments_of(pipeline: Pipeline, settings: Iterable[str]) -> dict[str, Any]:
+    """Every argument of the pipeline: what is set, else the default.
 
-    return docstring_parser.parse(function.__doc__ or "")
+    Raises:
+        BadInput: a setting cannot be used, or a required parameter has none.
+    """
+    given = parse_settings(settings, pipeline.parameters)
+    missing = [name for name, one in pipeline.parameters.items() if one.required and name not in given]
+    if missing:
+        raise BadInput(
+            f"{pipeline.name} needs {', '.join(missing)}. Write --set {missing[0]}=VALUE.", "missing-parameter"
+        )
+    return {name: one.default for name, one in pipeline.parameters.items() if not one.required} | given
 
 
 def parse_settings(settings: Iterable[str], parameters: dict[str, Parameter]) -> dict[str, Any]:

@@ -81,6 +81,33 @@ def delete(name: str | None, workdir: Path, everything: bool) -> None:
         click.echo(f"deleted {one.kind} {one.name}")
 
 
+@command.command(short_help="Remove the artifacts of old runs.")
+@_workdir
+@click.option(
+    "--keep", type=click.IntRange(min=0), default=1, show_default=True, help="How many of the newest to keep."
+)
+def prune(workdir: Path, keep: int) -> None:
+    """Remove the artifacts and records of all but the newest runs; checkpoints and converted base models stay."""
+    import shutil
+
+    from tunesmith.clusters.local import LocalCluster
+    from tunesmith.resources import INFERENCESERVICE
+
+    _cluster(workdir)
+    served = [str(one["spec"]) for one in LocalCluster(workdir / "cluster").list(INFERENCESERVICE, "default")]
+    runs = sorted(
+        (folder for folder in (workdir / "runs").iterdir() if folder.is_dir()), key=lambda f: f.stat().st_mtime
+    )
+    before = shutil.disk_usage(workdir).free
+    for run in runs[: len(runs) - keep]:
+        if any(run.name in spec for spec in served):
+            click.echo(f"kept {run.name}, whose model is being served")
+            continue
+        shutil.rmtree(run)
+        click.echo(f"removed {run.name}")
+    click.echo(f"{max(0, shutil.disk_usage(workdir).free - before) / 1e9:.1f} GB freed")
+
+
 def _cluster(workdir: Path) -> Path:
     folder = workdir / "cluster"
     if not folder.is_dir():

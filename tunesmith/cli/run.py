@@ -13,7 +13,7 @@ from tunesmith.errors import BadInput
 
 
 @click.command(name="run", short_help="Run a pipeline on this machine, from data to a served model.")
-@click.argument("pipeline", default="llm_finetune")
+@click.argument("pipeline", default="llm_finetune", metavar="PIPELINE")
 @click.option(
     "--data", metavar="SOURCE", help="Training data: a JSONL file, hf://datasets/org/name, or python-docstrings."
 )
@@ -47,7 +47,7 @@ def command(
     json_file: Path | None,
     quiet: bool,
 ) -> None:
-    """Run PIPELINE (default llm_finetune) on this machine: no cluster, no Docker.
+    """Run PIPELINE (default llm_finetune; also FILE.py:function) on this machine: no cluster, no Docker.
 
     The same components, manifests and launch loop as on a cluster; kfp.local runs the steps, and jobs and services are
     processes of this machine. Ctrl-C ends them and keeps the checkpoints; run the same command again to go on.
@@ -56,34 +56,35 @@ def command(
     tunesmith run                                          the built-in example
     tunesmith run --data my.jsonl --keep-serving           your data; the model stays up
     tunesmith run --base-model ./my-model --set max_steps=80
+    tunesmith run my_pipeline.py:train --set name=value    your own pipeline, from a file
     tunesmith pipelines llm_finetune                       every parameter
 
     Exit code: 0 when every step succeeded, 1 when one failed, 2 for input that cannot be used, 130 after Ctrl-C.
     """  # noqa: D301 - click wants the character itself
-    from tunesmith.cli.catalogue import parameters_of, parse_settings, reference_of
+    from tunesmith.cli.catalogue import arguments_of, find
     from tunesmith.cli.showing import Follower, show_end, show_plan
-    from tunesmith.targets.local.preflight import check
+    from tunesmith.targets.local.preflight import check, check_space
     from tunesmith.targets.local.run import run_pipeline
     from tunesmith.targets.local.workdir import Workdir
 
-    reference = reference_of(pipeline)
-    parameters = parameters_of(pipeline)
-    arguments = {name: one.default for name, one in parameters.items()} | parse_settings(settings, parameters)
+    chosen = find(pipeline)
+    arguments = arguments_of(chosen, settings)
     for option, value in (("data", data), ("base_model", base_model)):
         if value is not None:
-            if option not in parameters:
+            if option not in chosen.parameters:
                 raise BadInput(f"--{option.replace('_', '-')}: {pipeline} has no such parameter.", "unknown-parameter")
             arguments[option] = value
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise BadInput(f"--json {json_file}: the folder does not exist. Create it first.", "no-such-folder")
-    arguments = check(arguments, workdir)
+    check_space(workdir)
+    arguments = check(arguments) if chosen.ours else arguments
     place = Workdir(workdir)
     if not quiet:
         show_plan(pipeline, arguments, place)
     with Follower(quiet=quiet) as follower:
         result = run_pipeline(
-            pipeline,
-            reference,
+            chosen.name,
+            chosen.reference,
             arguments,
             place,
             keep_serving=keep_serving,
@@ -91,26 +92,26 @@ def command(
             fresh=fresh,
             show=follower.show,
         )
-    summary = _summary(pipeline, result, keep_serving=keep_serving)
+    summary = _summarize(chosen.name, result)
     if json_file is not None:
         json_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    show_end(result, summary, workdir=workdir, detach=detach)
+    show_end(result, summary, workdir=workdir)
     sys.exit(_exit_code(result))
 
 
-def _summary(pipeline: str, result: Any, *, keep_serving: bool) -> dict[str, Any]:
-    """The run's summary (schema: tunesmith.report.summary), with what only the command knows."""
+def _summarize(pipeline: str, result: Any) -> dict[str, Any]:
+    """The run's summary (schema: tunesmith.report.summary), and its report as a page that a browser opens."""
     from tunesmith.report import render
 
-    state = result.status
-    summary: dict[str, Any] = (
-        render(result.root, pipeline=pipeline, state=state).summary
-        if result.root
-        else {"schema": "tunesmith.dev/run/v1", "pipeline": pipeline, "steps": [], "metrics": {}}
-    )
-    summary["status"] = state
-    summary["seconds"] = round(result.seconds, 1)
-    if not (keep_serving and state == "SUCCEEDED"):
+    if result.root is None:
+        return {"schema": "tunesmith.dev/run/v1", "pipeline": pipeline, "status": result.status, "steps": []}
+    rendered = render(result.root, pipeline=pipeline, state=result.status)
+    summary: dict[str, Any] = rendered.summary
+    # The artifact has no ending in its name, and a run that was interrupted or has no report step has none.
+    page = result.root / "report.html"
+    page.write_text(rendered.html, encoding="utf-8")
+    summary |= {"status": result.status, "report": str(page)}
+    if summary.get("serving_url") not in result.serving:
         summary["serving_url"] = None
     return summary
 
@@ -118,7 +119,6 @@ def _summary(pipeline: str, result: Any, *, keep_serving: bool) -> dict[str, Any
 def _exit_code(result: Any) -> int:
     if result.status == "SUCCEEDED":
         return 0
-    if result.status == "INTERRUPTED" and result.view.failed is None and result.view.unfinished is None:
+    if result.status == "INTERRUPTED":
         return 130
-    failed = result.view.failed
-    return failed.exit_code if failed and failed.exit_code == 2 else 130 if result.status == "INTERRUPTED" else 1
+    return 2 if result.view.failed and result.view.failed.exit_code == 2 else 1

@@ -70,7 +70,7 @@ class Follower:
         if not ended and step.losses and step.note.startswith("step ") and pause < _PAUSE_SECONDS:
             return  # a line for each step of a training would bury the others
         self._when[step.name] = time.time()
-        note = f"{step.seconds(time.time()):.1f} s" if ended else step.note
+        note = f"{step.seconds(time.time()):.1f} s" if ended else step.note.removeprefix(f"{step.state.lower()} ")
         self._told[step.name] = now
         stamp = time.strftime("%H:%M:%S")
         _err.print(f"{stamp} {step.name:<22} {step.state.lower():<9} {escape(note)}".rstrip(), soft_wrap=True)
@@ -116,7 +116,7 @@ def sparkline(values: list[float], width: int = 24) -> str:
     return "".join(_BARS[round((value - low) / ((high - low) or 1) * (len(_BARS) - 1))] for value in picked)
 
 
-def show_end(result: RunResult, summary: dict[str, Any], *, workdir: Path, detach: bool) -> None:
+def show_end(result: RunResult, summary: dict[str, Any], *, workdir: Path) -> None:
     """Each step's time and cost, what became of the model, and where things lie."""
     table = Table(box=None, padding=(0, 2), title=f"{summary['pipeline']}: {result.status}", title_justify="left")
     table.add_column("step")
@@ -124,7 +124,9 @@ def show_end(result: RunResult, summary: dict[str, Any], *, workdir: Path, detac
     table.add_column("time", justify="right")
     table.add_column("cost", justify="right")
     for step in result.view.steps.values():
-        table.add_row(step.name, step.state, f"{step.seconds(time.time()):.1f} s", _money(step.cost))
+        table.add_row(
+            step.name, step.state if step.ended else "KILLED", f"{step.seconds(time.time()):.1f} s", _money(step.cost)
+        )
     _out.print(table)
     if result.view.failed and result.view.failed.failure:
         _show_failure(result.view.failed)
@@ -134,7 +136,7 @@ def show_end(result: RunResult, summary: dict[str, Any], *, workdir: Path, detac
     for label, value in (
         ("report", summary.get("report")),
         ("model", summary.get("model_uri")),
-        ("log", str(result.log)),
+        ("log", result.log),
     ):
         if value:
             _out.print(f"{label:<9}{value}", soft_wrap=True, markup=False)
@@ -144,23 +146,16 @@ def show_end(result: RunResult, summary: dict[str, Any], *, workdir: Path, detac
             soft_wrap=True,
         )
     if result.status == "INTERRUPTED":
-        _show_interrupted(result, detach)
-
-
-def _show_interrupted(result: RunResult, detach: bool) -> None:
-    step = result.view.unfinished
-    if step is not None and result.view.failed is None and "running" in step.note and detach:
-        _out.print(f"The jobs go on ({escape(step.note)}). Run the same command again to attach to them.")
-    else:
-        _out.print(
-            "Interrupted. Run the same command again: it attaches to jobs that still run, "
-            "and training goes on from its checkpoint."
-        )
+        if result.jobs:
+            _out.print(f"{', '.join(result.jobs)} runs on. Run the same command again to attach to it.")
+        else:
+            _out.print("Its jobs were ended. Run the same command again: training goes on from its checkpoint.")
 
 
 def _show_failure(step: StepView) -> None:
     failure = step.failure or {}
-    lines = [failure.get("message", ""), f"at fault: {failure.get('fault')}   reason: {failure.get('reason')}"]
+    known = f"   [{failure['id']}] is explained in docs/errors.md" if failure.get("id") else ""
+    lines = [failure.get("message", ""), f"at fault: {failure.get('fault')}   reason: {failure.get('reason')}{known}"]
     lines += [f"| {line}" for line in failure.get("log_tail") or ()]
     _out.print(Panel(escape("\n".join(lines)), title=f"{step.name} failed", title_align="left", border_style="red"))
 
@@ -172,7 +167,9 @@ def _show_figures(summary: dict[str, Any]) -> None:
         _out.print(
             f"held-out loss  {metrics['eval_loss_base']:.3f} -> {metrics['eval_loss']:.3f} nats/token ({change:+.1f} %)"
         )
-    if metrics.get("tokens_per_second"):
+    if metrics.get("steps") and metrics.get("resumed_from_step") == metrics["steps"]:
+        _out.print(f"training       found finished at step {metrics['steps']:.0f}; --fresh trains anew")
+    elif metrics.get("tokens_per_second"):
         _out.print(f"training       {metrics['tokens_per_second']:.0f} useful tokens/s")
     if text := (summary.get("cost") or {}).get("text"):
         _out.print(f"cost           {text}", markup=False)

@@ -167,8 +167,14 @@ class Outcome:
         return next((e.result for e in endings(self.snapshot.pods) if e.result and "metrics" in e.result), None)
 
 
-def launch(request: Request, cluster: Cluster, clock: Clock | None = None) -> Outcome:
+def launch(request: Request, cluster: Cluster, clock: Clock | None = None, tries: list[Try] | None = None) -> Outcome:
     """Run the request's job to its end, relaunching it after failures of system or capacity.
+
+    Args:
+        request: what to launch.
+        cluster: where.
+        clock: the machine's, but in tests.
+        tries: a list to which each attempt is added, so that the caller knows of them even if this raises.
 
     Returns:
         The outcome, successful or not; `LaunchFailed` is the caller's to raise, after recording it.
@@ -178,7 +184,7 @@ def launch(request: Request, cluster: Cluster, clock: Clock | None = None) -> Ou
         ClusterError: the cluster refused a request; the job of this step, if it was created, has been deleted.
     """
     clock = clock or SystemClock()
-    tries: list[Try] = []
+    tries = [] if tries is None else tries
     current, earlier = _attach(request, cluster)
     for old in earlier:
         tries.append(_recall(request, old, cluster))
@@ -186,7 +192,7 @@ def launch(request: Request, cluster: Cluster, clock: Clock | None = None) -> Ou
     while True:
         handle = current or _create(request, number, cluster)
         number = _number(handle)
-        outcome = _guarded(request, handle, cluster, clock)
+        outcome = _guarded(request, handle, cluster, clock, tries)
         tries.append(_ended(number, handle, outcome, clock))
         outcome.tries = tries
         if outcome.observation.reason == TIMEOUT:
@@ -269,14 +275,30 @@ def _get(request: Request, manifest: Manifest, cluster: Cluster) -> Manifest | N
     return None
 
 
-def _guarded(request: Request, handle: Manifest, cluster: Cluster, clock: Clock) -> Outcome:
-    """Follow the object; if following breaks, the object must not run on without anybody watching."""
+def _guarded(request: Request, handle: Manifest, cluster: Cluster, clock: Clock, tries: list[Try]) -> Outcome:
+    """Follow the object; if following breaks, the object must not run on without anybody watching.
+
+    An interruption is different: who interrupts decides what becomes of the object.
+    """
     try:
         return follow(request, handle, cluster, clock)
-    except Exception:
+    except Exception as error:
+        lost = Observation(State.LOST, type(error).__name__, str(error), Fault.SYSTEM)
+        tries.append(_cut_short(request, handle, cluster, clock, lost))
         with contextlib.suppress(ClusterError):
             _delete(request, handle, cluster)
         raise
+    except BaseException:
+        cancelled = Observation(State.CANCELLED, "Interrupted", "the step was interrupted while this ran")
+        tries.append(_cut_short(request, handle, cluster, clock, cancelled))
+        raise
+
+
+def _cut_short(request: Request, handle: Manifest, cluster: Cluster, clock: Clock, observation: Observation) -> Try:
+    """What an attempt came to until now, as far as the cluster still answers."""
+    with contextlib.suppress(ClusterError):
+        handle = cluster.get(request.workload.KIND, request.namespace, handle["metadata"]["name"])
+    return _ended(_number(handle), handle, Outcome(observation, Snapshot(handle)), clock)
 
 
 def _delete(request: Request, handle: Manifest, cluster: Cluster) -> None:

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 
 from tunesmith.clusters.base import Cluster, ClusterError, NotFound
 from tunesmith.errors import BadInput
-from tunesmith.launch.loop import MANAGED_BY, Clock, Outcome, Request, SystemClock, follow, preflight
+from tunesmith.launch.loop import (
+    LABEL_RUN,
+    MANAGED_BY,
+    Clock,
+    Outcome,
+    Refused,
+    Request,
+    SystemClock,
+    follow,
+    preflight,
+)
 from tunesmith.launch.progress import emit, say
 from tunesmith.workloads.base import LABEL_MANAGED_BY, Manifest, State
 
@@ -48,8 +58,6 @@ def deploy(service: Service, cluster: Cluster, clock: Clock | None = None) -> Ou
         say(f"{handle['kind']} {service.name} already has this revision")
     else:
         if problems := request.workload.problems(manifest):
-            from tunesmith.launch.loop import Refused
-
             raise Refused(manifest, problems)
         handle = _replace(service, manifest, cluster)
         say(f"replaced the revision of {handle['kind']} {service.name}")
@@ -75,8 +83,10 @@ def _existing(service: Service, cluster: Cluster) -> Manifest | None:
 
 
 def _replace(service: Service, manifest: Manifest, cluster: Cluster) -> Manifest:
+    # The run that made the service still owns it: a run that only replaces its revision must not end it.
+    labels = {name: value for name, value in manifest["metadata"]["labels"].items() if name != LABEL_RUN}
     patch = {
-        "metadata": {"labels": manifest["metadata"]["labels"], "annotations": manifest["metadata"]["annotations"]},
+        "metadata": {"labels": labels, "annotations": manifest["metadata"]["annotations"]},
         "spec": manifest["spec"],
     }
     return cluster.patch(service.request.workload.KIND, service.request.namespace, service.name, patch)

@@ -66,12 +66,13 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a step failed and who is at fault: ``user``, ``system`` or ``capacity``."""
+    """Why a step failed and who is at fault: user, system or capacity; ``docs/errors.md`` explains ``id``."""
 
     fault: str
     reason: str
     message: str
     log_tail: tuple[str, ...] = ()
+    id: str = ""
 
 
 @dataclass(frozen=True)

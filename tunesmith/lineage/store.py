@@ -103,6 +103,16 @@ class Store:
         for path in self.record_paths():
             yield path, self.read(path)
 
+    def of_identity(self, task: str, identity: str) -> list[str]:
+        """Texts of the records of one execution of a task: in this run and, on a laptop, in those it goes on."""
+        texts = [self.read(path) for path in self.paths() if path.startswith(f"{task}/{identity}.")]
+        runs = os.environ.get("TUNESMITH_PIPELINE_ROOT")
+        if runs and self._is_local:
+            for file in sorted(Path(runs).glob(f"*/{FOLDER}/{task}/{identity}.*.json")):
+                if not file.is_relative_to(self.root):
+                    texts.append(file.read_text(encoding="utf-8"))
+        return texts
+
     @property
     def _is_local(self) -> bool:
         protocol = self._fs.protocol

@@ -65,7 +65,7 @@ def _overview(run: Run) -> str:
     if (model := trained_model(run)) is not None:
         facts.append(("Model", model.uri))
     if url := serving_url(run):
-        facts.append(("Served at", url))
+        facts.append(("Served during the run at", url))
     return _table(("", ""), [(name, plain(value)) for name, value in facts])
 
 

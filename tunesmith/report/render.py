@@ -143,13 +143,17 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     else:
         tiles.append(("Cost", cost.show(), "all steps and attempts"))
     before, after = run.metric("eval_loss_base"), run.metric("eval_loss")
+    samples = run.metric("eval_samples")
+    basis = f", {samples:.0f} samples" if samples is not None else ""
     if before is not None and after is not None:
         value = f"{formats.number(before, 3)} \u2192 {formats.number(after, 3)}"
-        tiles.append(("Held-out loss", value, _change(before, after)))
+        tiles.append(("Held-out loss", value, _change(before, after) + basis))
     elif after is not None:
         tiles.append(("Held-out loss", formats.number(after, 3), "base not measured"))
     if (speed := run.metric("tokens_per_second")) is not None:
-        tiles.append(("Training", f"{formats.number(speed, 3)} tokens/s", ""))
+        steps = run.metric("steps")
+        earlier = steps is not None and run.metric("resumed_from_step") == steps
+        tiles.append(("Training", f"{formats.number(speed, 3)} tokens/s", "of an earlier run" if earlier else ""))
     return tiles
 
 

@@ -62,8 +62,8 @@ def run_deployment(
         resume_key=this.resume_key,
         timeout_seconds=timeout_seconds,
     )
+    this.job_footprint, this.is_service = Footprint.of(spec.resources, spec.replicas), True
     outcome = deploy(Service(request, name, inferenceservice.with_revision), open_cluster())
-    this.job_footprint = Footprint.of(spec.resources, spec.replicas)
     if outcome.observation.state is not State.SUCCEEDED or outcome.snapshot.object is None:
         raise LaunchFailed(outcome, f"InferenceService {name}")
     address = inferenceservice.url(outcome.snapshot.object)

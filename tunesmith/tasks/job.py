@@ -6,6 +6,7 @@ output, ``TUNESMITH_CHECKPOINTS`` a folder that outlives the attempt. On a lapto
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import shutil
@@ -68,8 +69,9 @@ def run_job(
         retries=spec.policy.retries,
         before_create=lambda: _empty_folders(writes),
     )
-    outcome = launch(request, open_cluster())
-    this.launched(outcome, Footprint.of(spec.resources, spec.replicas))
+    this.job_footprint = Footprint.of(spec.resources, spec.replicas)
+    outcome = launch(request, open_cluster(), tries=this.tries)
+    this.launched(outcome)
     for name, artifact in writes.items():
         _bring_home(outcome, f"TUNESMITH_OUTPUT_{name.upper()}", _where(artifact))
     return outcome
@@ -84,8 +86,20 @@ def parse(model: type[SpecT], values: Mapping[str, Any]) -> SpecT:
     try:
         return model(**values)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']} (got {one['input']!r:.80})" for one in error.errors()]
+        lines = [_sentence(one, model) for one in error.errors()]
         raise BadInput("; ".join(lines), "invalid-argument") from None
+
+
+def _sentence(problem: Any, model: type[BaseModel]) -> str:
+    """One of pydantic's problems in the user's words."""
+    where = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
+        known = list(model.model_fields)
+        near = difflib.get_close_matches(where, known, 1, 0.5)
+        hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}."
+        return f"{where}: there is no such field. {hint}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" + ("" if repr(problem["input"]) in message else f" (got {problem['input']!r:.80})")
 
 
 def checkpoints(this: Step) -> str:

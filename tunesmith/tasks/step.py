@@ -7,7 +7,9 @@ import dataclasses
 import json
 import os
 import platform
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -22,7 +24,7 @@ import tunesmith
 from tunesmith.clusters.base import ClusterError
 from tunesmith.cost import Cost, load_card, price, total
 from tunesmith.errors import TunesmithError
-from tunesmith.launch.loop import LaunchFailed, Outcome
+from tunesmith.launch.loop import LaunchFailed, Outcome, Try
 from tunesmith.launch.progress import emit, say
 from tunesmith.lineage.digest import digest_path, digest_text
 from tunesmith.lineage.record import (
@@ -38,6 +40,8 @@ from tunesmith.lineage.record import (
 from tunesmith.lineage.store import Place, Store, place_of
 from tunesmith.resources import Footprint
 from tunesmith.tasks.footprints import footprint_of
+
+INTERRUPTED = "Interrupted"
 
 _MESSAGE_LIMIT = 2000  # characters of an error that a record keeps
 _IDENTITY_HEX = 20
@@ -67,6 +71,8 @@ class Step:
         details: small JSON that the record keeps.
         inputs: what the step reads, by name.
         prev: digests of the records that this one follows.
+        tries: every object that the step launched.
+        job_footprint: what each of them, or the service that it deployed, occupies.
     """
 
     component: str
@@ -80,8 +86,9 @@ class Step:
     metrics: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     prev: set[str] = field(default_factory=set)
-    outcome: Outcome | None = None
+    tries: list[Try] = field(default_factory=list)
     job_footprint: Footprint | None = None
+    is_service: bool = False
 
     def leave(self, name: str, content: Any) -> None:
         """Leave a small JSON file for the run's report beside the record, which keeps its digest."""
@@ -89,13 +96,12 @@ class Step:
         self.store.write(f"{self.place.task}/{name}", text)
         self.details.setdefault("files", {})[name] = digest_text(text)
 
-    def launched(self, outcome: Outcome, footprint: Footprint) -> None:
+    def launched(self, outcome: Outcome) -> None:
         """Take over what a launch came to.
 
         Raises:
             LaunchFailed: it did not reach success.
         """
-        self.outcome, self.job_footprint = outcome, footprint
         if outcome.result:
             told = outcome.result.get("metrics") or {}
             self.metrics.update({name: float(value) for name, value in told.items() if isinstance(value, (int, float))})
@@ -138,6 +144,7 @@ def step(
     emit("started", place.task, component=component, root=place.root)
     failure: Failure | None = None
     exit_code, outputs = 0, {}
+    before = _heed_termination()
     try:
         this.prev = {(artifact.metadata or {}).get(KEY_RECORD_DIGEST, "") for artifact in reads.values()} - {""}
         this.inputs = {name: _read(name, artifact) for name, artifact in reads.items()}
@@ -146,6 +153,9 @@ def step(
         outputs = {name: _written(name, artifact) for name, artifact in writes.items()}
     except (Exception, KeyboardInterrupt) as error:
         failure, exit_code = _failure(error)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
     if failure:
         outputs = {name: Item(name, artifact.uri, _type(artifact)) for name, artifact in writes.items()}
     done = _fitting(_record(this, started, failure, outputs))
@@ -163,6 +173,20 @@ def step(
     if failure:
         _show(done, failure)
         raise StepFailed(done, exit_code)
+
+
+def _heed_termination() -> Any:
+    """Let SIGTERM interrupt the step, so that it is recorded; returns the handler before, None if that is not possible.
+
+    Best effort: KFP kills a step within a second of the signal. Nothing that must happen depends on it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return None
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    return signal.signal(signal.SIGTERM, interrupt)
 
 
 def _read(name: str, artifact: Any) -> Item:
@@ -204,13 +228,12 @@ def _resume_key(this: Step) -> str:
 
 def _failure(error: BaseException) -> tuple[Failure, int]:
     if isinstance(error, KeyboardInterrupt):
-        return Failure("user", "Interrupted", "the step was interrupted"), 130
+        return Failure("user", INTERRUPTED, "the step was interrupted"), 130
     if isinstance(error, LaunchFailed):
-        return Failure(
-            error.fault, error.reason, _cut(str(error)), tuple(_cut(line, 400) for line in error.log_tail)
-        ), 1
+        tail = tuple(_cut(line, 400) for line in error.log_tail)
+        return Failure(error.fault, error.reason, _cut(str(error)), tail, error.id), 1
     if isinstance(error, TunesmithError):
-        return Failure(error.fault, type(error).__name__, _cut(str(error))), error.exit_code
+        return Failure(error.fault, type(error).__name__, _cut(str(error)), (), error.id), error.exit_code
     if isinstance(error, ClusterError):
         return Failure("system", type(error).__name__, _cut(str(error))), 1
     trace = traceback.format_exception(error)
@@ -253,13 +276,14 @@ def _with_last_attempts(record: Record) -> Record:
 def _record(this: Step, started: float, failure: Failure | None, outputs: Mapping[str, Item]) -> Record:
     seconds = time.time() - started
     attempts = _attempts(this)
-    cost = _cost(this, seconds)
+    earlier, earlier_costs = _earlier(this, {attempt.uid for attempt in attempts})
+    cost = total([_cost(this, seconds), *earlier_costs])
     return Record(
         task=this.place.task,
         component=this.component,
         identity=this.identity,
         attempt=_next_attempt(this),
-        state="FAILED" if failure else "SUCCEEDED",
+        state=_state(failure),
         started=_stamp(started),
         ended=_stamp(started + seconds),
         seconds=round(seconds, 3),
@@ -274,15 +298,37 @@ def _record(this: Step, started: float, failure: Failure | None, outputs: Mappin
         },
         metrics=this.metrics,
         details=this.details,
-        attempts=attempts,
+        attempts=(*earlier, *attempts),
         cost=cost.to_json(),
         failure=failure,
         prev=tuple(sorted(this.prev)),
     )
 
 
+def _state(failure: Failure | None) -> str:
+    if failure is None:
+        return "SUCCEEDED"
+    return "CANCELLED" if failure.reason == INTERRUPTED else "FAILED"
+
+
+def _earlier(this: Step, known: set[str]) -> tuple[list[Attempt], list[Cost]]:
+    """Attempts and costs of executions of this step that were interrupted; a job attached to since counts once.
+
+    The identity is the same for all of them; on a laptop each run that goes on has a folder of its own.
+    """
+    attempts: dict[str, Attempt] = {}
+    costs: list[Cost] = []
+    for text in this.store.of_identity(this.place.task, this.identity):
+        with contextlib.suppress(ValueError):  # not a record: what cannot be read is `verify`'s to report
+            record = Record.parse(text)
+            if record.state == "CANCELLED":
+                attempts |= {attempt.uid: attempt for attempt in record.attempts if attempt.uid not in known}
+                costs += [] if record.attempts else [Cost.from_json(record.cost)]
+    return list(attempts.values()), costs + [Cost.from_json(attempt.cost) for attempt in attempts.values()]
+
+
 def _attempts(this: Step) -> tuple[Attempt, ...]:
-    if this.outcome is None or this.job_footprint is None:
+    if this.job_footprint is None:
         return ()
     card = load_card(None)
     return tuple(
@@ -301,7 +347,7 @@ def _attempts(this: Step) -> tuple[Attempt, ...]:
             restarts=one.restarts,
             cost=price(this.job_footprint, one.seconds, card).to_json(),
         )
-        for one in this.outcome.tries
+        for one in this.tries
     )
 
 
@@ -311,10 +357,10 @@ def _cost(this: Step, seconds: float) -> Cost:
     parts = []
     if this.footprint is not None:
         parts.append(price(this.footprint, seconds, card))
-    if this.job_footprint is not None and this.outcome is None:  # a service, which begins to cost with this step
-        parts.append(price(this.job_footprint, seconds, card))
-    if this.outcome is not None and this.job_footprint is not None:
-        parts += [price(this.job_footprint, one.seconds, card) for one in this.outcome.tries]
+    if this.job_footprint is not None:
+        # a service is not tried in attempts: it begins to cost with this step
+        durations = [one.seconds for one in this.tries] or ([seconds] if this.is_service else [])
+        parts += [price(this.job_footprint, duration, card) for duration in durations]
     return total(parts)
 
 
@@ -338,7 +384,7 @@ def _publish(done: Record, this: Step, record: Any, writes: Mapping[str, Any]) -
 
 
 def _show(done: Record, failure: Failure) -> None:
-    say(f"FAILED {done.task}: {failure.message}")
+    say(f"{done.state} {done.task}: {failure.message}" + (f"  [{failure.id}]" if failure.id else ""))
     say(f"at fault: {failure.fault}; reason: {failure.reason}")
     for line in failure.log_tail:
         print(f"| {line}", file=sys.stdout, flush=True)

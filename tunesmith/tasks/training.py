@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tunesmith.launch.progress import say
 from tunesmith.tasks.step import Step
 
 
@@ -33,8 +34,10 @@ def leave_training(this: Step, model: Any, metrics: Any) -> None:
     about = json.loads((Path(model.path) / "training.json").read_text(encoding="utf-8"))
     series = [{"name": "training loss", "unit": "nats/token", "points": about["history"]}]
     this.leave("curve.json", {"x": "step", "series": series, "marks": _marks(this)})
-    tries = this.outcome.tries if this.outcome else []
-    this.metrics["restarts"] = float(len(tries) - 1 + sum(one.restarts for one in tries))
+    this.metrics["restarts"] = float(len(this.tries) - 1 + sum(one.restarts for one in this.tries))
+    first, last = this.metrics.get("first_loss"), this.metrics.get("train_loss")
+    if first is not None and last is not None and last > 1.5 * first:
+        say(f"warning: the training loss rose from {first:.3f} to {last:.3f}; a lower learning_rate may help")
     for name, value in sorted(this.metrics.items()):
         metrics.log_metric(name, value)
     Path(metrics.path).parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +49,6 @@ def _marks(this: Step) -> list[dict[str, Any]]:
     resumed = int(this.metrics.get("resumed_from_step", 0))
     if not resumed:
         return []
-    earlier = this.outcome.tries[:-1] if this.outcome else []
+    earlier = this.tries[:-1]
     why = f"attempt {earlier[-1].number} failed: {earlier[-1].observation.reason}" if earlier else "of an earlier run"
     return [{"step": resumed, "label": f"resumed from the checkpoint ({why})"}]

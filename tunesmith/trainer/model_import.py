@@ -36,6 +36,7 @@ _SCHEMES = (
     "hf://org/name@revision, pypi://name==version, file:///folder, or the path of a folder, .gguf file or archive"
 )
 _ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz")
+_DEPTHS = ("*", "*/*", "*/*/*", "*/*/*/*")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 # What a model folder may hand on beside its weights; anything else is left behind.
 _DATA_SUFFIXES = (".json", ".txt", ".model", ".jinja")
@@ -105,6 +106,26 @@ def import_model(
             output.rmdir()
         model.rename(output)
     return report
+
+
+def check_reference(ref: str) -> Path | None:
+    """The absolute path of a local model, or None for one to be fetched, as far as can be told without fetching.
+
+    Raises:
+        BadInput: the reference cannot be one, or the folder holds no model that would be imported.
+    """
+    source = _parse(ref, None)
+    if not isinstance(source, _Local):
+        return None
+    if source.path.is_dir():
+        files = [path for pattern in _DEPTHS for path in sorted(source.path.glob(pattern))]
+        names = {path.name for path in files}
+        weights = {"model.safetensors", "model.safetensors.index.json"} & names
+        if not weights and not any(name.lower().endswith(".gguf") for name in names):
+            raise _no_model(files, str(source.path))
+    elif source.path.name.lower().endswith(_PICKLES):
+        raise _pickled([source.path.name], str(source.path.parent))
+    return source.path
 
 
 # --- what a reference means -------------------------------------------------------------------------------------------
@@ -209,7 +230,7 @@ def _from_archive(archive: Path, resolved: str, staging: Path, model: Path, trus
 def _from_folder(folder: Path, resolved: str, model: Path, trust_remote_code: bool, shown: str | None = None) -> _Found:
     """Take the model in a folder: its own, the only one in a folder below, or the only GGUF file."""
     shown = shown or str(folder)
-    files = [path for pattern in ("*", "*/*", "*/*/*", "*/*/*/*") for path in sorted(folder.glob(pattern))]
+    files = [path for pattern in _DEPTHS for path in sorted(folder.glob(pattern))]
     home = folder if (folder / "config.json").is_file() else _only_home(files)
     names = [path.name for path in home.iterdir()] if home else []
     if home and _weights(names):

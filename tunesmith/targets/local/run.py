@@ -19,6 +19,7 @@ from tunesmith.clusters.local import LocalCluster
 from tunesmith.launch.loop import LABEL_RUN
 from tunesmith.resources import INFERENCESERVICE, POD, PYTORCHJOB
 from tunesmith.targets.local.workdir import RunState, Workdir
+from tunesmith.workloads import inferenceservice
 from tunesmith.workloads.inferenceservice import LABEL_SERVICE
 
 _INTERRUPTS = (signal.SIGTERM, signal.SIGHUP)
@@ -91,7 +92,18 @@ class RunView:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended: ``status`` is SUCCEEDED, FAILED or INTERRUPTED."""
+    """How a run ended.
+
+    Attributes:
+        status: SUCCEEDED, FAILED or INTERRUPTED.
+        view: the steps.
+        root: the folder of its artifacts; None if no step began.
+        seconds: from the start to the end of the run.
+        log_tail: the last lines of the log.
+        log: everything that the steps printed.
+        serving: addresses of the services that run on in this WORKDIR.
+        jobs: names of the run's jobs that run on.
+    """
 
     status: str
     view: RunView
@@ -99,7 +111,8 @@ class RunResult:
     seconds: float
     log_tail: tuple[str, ...]
     log: Path
-    resumed: bool
+    serving: tuple[str, ...]
+    jobs: tuple[str, ...]
 
 
 def run_pipeline(
@@ -134,7 +147,6 @@ def run_pipeline(
         cluster = LocalCluster(workdir.cluster)
         if abandoned:
             end_objects(cluster, abandoned.key)
-        resumed = bool(_objects(cluster, run.key))
         started = time.time()
         view = RunView()
         progress, log = workdir.file(pipeline, "progress.jsonl"), workdir.file(pipeline, "log")
@@ -142,7 +154,7 @@ def run_pipeline(
         with log.open("w", encoding="utf-8") as output:
             engine = _start(workdir, pipeline, reference, arguments, run, output, fresh=fresh)
             interrupted = _follow(engine, progress, view, show)
-        killed = view.unfinished is not None
+        killed = any(step.state == "CANCELLED" or step.ended is None for step in view.steps.values())
         status = "INTERRUPTED" if interrupted or killed else "SUCCEEDED" if engine.returncode == 0 else "FAILED"
         run.ended = status != "INTERRUPTED"
         if status != "INTERRUPTED":
@@ -152,7 +164,9 @@ def run_pipeline(
         workdir.save(pipeline, run)
         tail = tuple(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
         root = Path(view.root) if view.root else None
-        return RunResult(status, view, root, time.time() - started, tail, log, resumed)
+        serving = tuple(inferenceservice.url(one) for one in cluster.list(INFERENCESERVICE, "default"))
+        jobs = tuple(one["metadata"]["name"] for one in cluster.list(PYTORCHJOB, "default", {LABEL_RUN: run.key}))
+        return RunResult(status, view, root, time.time() - started, tail, log, serving, jobs)
 
 
 def end_objects(cluster: Cluster, key: str, *, services: bool = True) -> None:
@@ -168,10 +182,6 @@ def end_objects(cluster: Cluster, key: str, *, services: bool = True) -> None:
         if all(pod["metadata"]["labels"].get(LABEL_SERVICE) in kept for pod in pods):
             return
         time.sleep(_LOOK_SECONDS)
-
-
-def _objects(cluster: Cluster, key: str) -> list[dict[str, Any]]:
-    return [one for kind in (PYTORCHJOB, INFERENCESERVICE) for one in cluster.list(kind, "default", {LABEL_RUN: key})]
 
 
 def _start(
