@@ -19,12 +19,12 @@ from tunesmith.components.governance.run_report import run_report
 from tunesmith.components.training.pytorch_job import pytorch_job
 
 @dsl.pipeline(name="train-anything")
-def pipeline(script: str, replicas: int = 1, policy: dict = {}):
+def pipeline(script: str, replicas: int = 1, policy: dict = {}, namespace: str = ""):
     with dsl.ExitHandler(run_report(pipeline_name="train-anything")):
         first = pytorch_job(image="busybox", command=["sh", "-c", "echo seed > $TUNESMITH_OUTPUT_MODEL/seed"])
         pytorch_job(
-            image="python:3.12", command=["sh", "-c"], args=[script], base_model=first.outputs["model"],
-            replicas=replicas, policy=policy,
+            namespace=namespace, image="python:3.12", command=["sh", "-c"], args=[script],
+            base_model=first.outputs["model"], replicas=replicas, policy=policy,
         )
 """
 
@@ -82,7 +82,7 @@ def finish(process):
 
 
 def jobs(folder):
-    return LocalCluster(folder / "cluster", revive=False).list(PYTORCHJOB, "default")
+    return LocalCluster(folder / "cluster", revive=False).everywhere(PYTORCHJOB)
 
 
 def progress(folder):
@@ -230,3 +230,68 @@ def test_two_runs_of_a_pipeline_in_one_folder_are_refused(start, work, until, tm
     assert "another run of any is going on" in err
     (tmp_path / "go").touch()
     assert finish(first)["status"] == "SUCCEEDED"
+
+
+def test_ctrl_c_ends_jobs_in_other_namespaces_too(start, work, until):
+    process = start("echo began; sleep 600", namespace="team-a")
+    until(lambda: running_in(work, "began"))
+    os.kill(process.pid, signal.SIGINT)
+    finish(process)
+    assert jobs(work) == []
+
+
+def test_a_command_killed_at_once_leaves_no_engine_behind(start, work, until, running):
+    first = start("echo began; sleep 600")
+    until(lambda: any("targets.local.engine" in command for command in running(work).values()))
+    first.kill()
+    until(lambda: not any("targets.local.engine" in command for command in running(work).values()))
+    assert finish(start("echo other > $TUNESMITH_OUTPUT_MODEL/m"))["status"] == "SUCCEEDED"
+
+
+def interrupt_after_the_job(start, work, until, script):
+    """Kill the command when the job has ended and its output is recorded; the next run takes over the same job."""
+    first = start(script)
+    until(lambda: any(e["event"] == "finished" and e["task"] == "pytorch-job" for e in progress(work)))
+    until(lambda: running_in(work, "began"))
+    first.kill()
+    until(lambda: step_process(work, "pytorch-job-2") is None)
+
+
+def test_a_run_that_goes_on_leaves_the_records_of_the_first_one_true(start, work, until, tmp_path):
+    script = SLOW.format(go=tmp_path / "go")
+    interrupt_after_the_job(start, work, until, script)
+    (tmp_path / "go").touch()
+    assert finish(start(script))["status"] == "SUCCEEDED"
+    assert verify(work).problems == []
+
+
+def test_an_output_that_was_changed_before_the_run_goes_on_is_refused(start, work, until, tmp_path):
+    script = SLOW.format(go=tmp_path / "go")
+    interrupt_after_the_job(start, work, until, script)
+    (output,) = (work / "runs").glob("*/pytorch-job/model/seed")
+    output.write_text("EVIL")
+    (tmp_path / "go").touch()
+    result = finish(start(script))
+    assert result["status"] == "FAILED"
+    assert result["steps"]["pytorch-job"]["failure"]["reason"] == "TamperedOutput"
+
+
+def test_log_lines_that_look_like_metrics_do_not_hide_the_reason(start, work):
+    result = finish(start("echo step=1 loss=0.5.; echo step=2 loss=eval; echo the reason >&2; exit 3"))
+    assert "the reason" in result["steps"]["pytorch-job-2"]["failure"]["log_tail"]
+
+
+def test_an_output_that_leads_elsewhere_or_is_empty_is_not_green(start, work):
+    script = "rmdir $TUNESMITH_OUTPUT_MODEL; ln -s /etc $TUNESMITH_OUTPUT_MODEL"
+    assert finish(start(script))["status"] == "FAILED"
+    assert finish(start("mkdir $TUNESMITH_OUTPUT_MODEL/empty"))["status"] == "FAILED"
+
+
+def test_a_replica_that_still_writes_when_the_master_has_ended_is_waited_for(start, work):
+    script = (
+        # no double quotes: kfp.local puts a parameter that stands inside a list into JSON as it is
+        "[ $RANK = 0 ] && { sleep 0.3; echo 0 > $TUNESMITH_OUTPUT_MODEL/m; exit 0; }; "
+        "trap 'sleep 1; echo late > $TUNESMITH_OUTPUT_MODEL/late; exit 0' TERM; while :; do sleep 0.05; done"
+    )
+    assert finish(start(script, replicas=2))["status"] == "SUCCEEDED"
+    assert verify(work).problems == []

@@ -39,7 +39,7 @@ def refused(tmp_path, monkeypatch):
         pytest.param(["--set", "max_steps=0"], "max", id="too small for the trainer"),
         pytest.param(["--set", "learning_rate=-1"], "learning", id="a negative learning rate"),
         pytest.param(["--set", "method=magic"], "method", id="an unknown method"),
-        pytest.param(["--set", "replicas=0"], "replicas: 0 is too few", id="no replicas"),
+        pytest.param(["--set", "replicas=0"], "replicas: 0 is not possible", id="no replicas"),
         pytest.param(
             ["--set", "replicas=3", "--set", "batch_size=4"], "multiple of 3", id="a batch that cannot be shared"
         ),

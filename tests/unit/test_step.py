@@ -156,3 +156,51 @@ def test_the_id_of_an_error_is_recorded_so_that_it_can_be_looked_up(run, step_fo
     with pytest.raises(StepFailed):
         run("closed", fail(BadInput("no", "invalid-name")))
     assert step_folder("closed").record()["failure"]["id"] == "invalid-name"
+
+
+def test_a_body_that_exits_is_recorded_and_never_green(run, step_folder):
+    with pytest.raises(StepFailed) as failed:
+        run("exits", fail(SystemExit(0)))
+    assert failed.value.code == 1
+    assert step_folder("exits").record()["failure"]["reason"] == "Exited"
+
+
+def test_secrets_do_not_come_back_through_messages_or_urls(run, step_folder):
+    parameters = {
+        "env": {"PGPASSWD": "hunter2", "AWS_ACCESS_KEY_ID": "AKIA42"},
+        "data": "https://bob:s3same@h/x?sig=q1w2",
+    }
+    with pytest.raises(StepFailed):
+        run(
+            "leaky",
+            fail(RuntimeError("cannot use hunter2 or AKIA42 at https://bob:s3same@h/x?sig=q1w2")),
+            parameters=parameters,
+        )
+    text = json.dumps(step_folder("leaky").record())
+    assert not [secret for secret in ("hunter2", "AKIA42", "s3same", "q1w2") if secret in text]
+    assert "https://" in text
+
+
+def test_parameters_nested_without_end_are_recorded(run, step_folder):
+    nested = {}
+    for _ in range(500):
+        nested = {"deeper": nested}
+    run("deep", write("x"), parameters={"nested": nested})
+    assert "nested too deeply" in json.dumps(step_folder("deep").record())
+
+
+def test_hundreds_of_earlier_records_and_metrics_still_make_a_record(run, step_folder):
+    def body(this, written):
+        this.prev |= {f"sha256:{number:064x}" for number in range(300)}
+        this.metrics.update({f"metric_{number}": 0.123456789 for number in range(600)})
+        write("x")(this, written)
+
+    run("many", body)
+    (file,) = (step_folder("many").run / "tunesmith" / "many").glob("*.json")
+    assert len(file.read_bytes()) <= LIMIT_BYTES
+
+
+def test_an_output_that_is_a_link_is_refused(run, tmp_path):
+    (tmp_path / "elsewhere").write_text("not mine")
+    with pytest.raises(StepFailed):
+        run("linked", lambda this, written: Path(written.path).symlink_to(tmp_path / "elsewhere"))

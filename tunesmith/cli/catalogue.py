@@ -19,6 +19,7 @@ PIPELINES = {
 }
 
 
+_EXACT_INT = 2**53
 _TYPES: dict[str, type] = {
     "String": str,
     "Integer": int,
@@ -117,6 +118,10 @@ def _convert(name: str, text: str, parameter: Parameter) -> Any:
         value = json.loads(text)
     except ValueError:
         value = {"True": True, "False": False}.get(text, text)
+    if isinstance(value, int) and not -_EXACT_INT <= value <= _EXACT_INT:
+        raise BadInput(
+            f"--set {name}: {text} is beyond 2^53, where KFP's numbers are no longer exact.", "invalid-setting"
+        )
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,10 @@ def command(
             arguments[option] = value
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise BadInput(f"--json {json_file}: the folder does not exist. Create it first.", "no-such-folder")
+    if json_file is not None and not os.access(
+        json_file if json_file.exists() else json_file.absolute().parent, os.W_OK
+    ):
+        raise BadInput(f"--json {json_file}: it cannot be written. Name another file.", "unwritable-file")
     check_space(workdir)
     arguments = check(arguments) if chosen.ours else arguments
     place = Workdir(workdir)

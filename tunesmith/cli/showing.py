@@ -144,6 +144,7 @@ def show_end(result: RunResult, summary: dict[str, Any], *, workdir: Path) -> No
         _out.print(
             f"serving  {summary['serving_url']}/v1   (end it: tunesmith local delete --workdir {workdir} --all)",
             soft_wrap=True,
+            markup=False,
         )
     if result.status == "INTERRUPTED":
         if result.jobs:

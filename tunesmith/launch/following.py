@@ -19,7 +19,9 @@ _WATCH_SECONDS = 300.0  # one request of a watch; the cluster resumes it without
 _TAIL_LINES = 20
 _LOG_FLUSH_SECONDS = 5.0
 _ENDED = ("Succeeded", "Failed")
-_METRIC_LINE = re.compile(r"(?:^|\s)step=(?P<step>\d+)\b.*?\bloss=(?P<loss>[-+0-9.eE]+)")
+_METRIC_LINE = re.compile(
+    r"(?:^|\s)step=(?P<step>\d{1,15})\s(?:.*\s)?loss=(?P<loss>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?:\s|$)"
+)
 
 
 class Follower:
@@ -74,7 +76,7 @@ class Follower:
 
     def final_snapshot(self) -> Snapshot:
         """A snapshot read anew: the object's end may be seen before the last words of its pods."""
-        self._pods = {pod["metadata"]["uid"]: pod for pod in self._list(POD)}
+        self._pods = {pod["metadata"]["uid"]: pod for pod in self._list(POD) if self._is_ours(pod)}
         return self.with_events(self._snapshot())
 
     def log_tail(self, pod: str) -> tuple[str, ...]:
@@ -114,6 +116,8 @@ class Follower:
             raise change
         kind, event = change
         uid = event.object["metadata"]["uid"]
+        if kind is POD and not self._is_ours(event.object):
+            return  # of an earlier job of the same name, whose pods are still ending
         if kind is POD or kind is DEPLOYMENT:
             known = self._pods if kind is POD else self._deployments
             known.pop(uid, None) if event.type == "DELETED" else known.__setitem__(uid, event.object)
@@ -121,6 +125,11 @@ class Follower:
             self._object = None if event.type == "DELETED" else event.object
         else:  # another object under our name: ours is gone
             self._object = None
+
+    def _is_ours(self, pod: Manifest) -> bool:
+        """Pods of a service belong to its Deployment; those of a job name the job itself."""
+        owners = [owner.get("uid") for owner in pod["metadata"].get("ownerReferences") or []]
+        return self._workload.LIFETIME == "service" or not owners or self._handle["metadata"]["uid"] in owners
 
     def _start_log(self) -> None:
         pod = self._workload.log_pod(self._name)

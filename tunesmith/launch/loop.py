@@ -33,6 +33,7 @@ from tunesmith.workloads.pods import endings, restarts
 
 LABEL_RESUME = "tunesmith.dev/resume-key"
 LABEL_RUN = "tunesmith.dev/run"
+LABEL_PIPELINE = "tunesmith.dev/pipeline"
 MANAGED_BY = "tunesmith"
 
 TIMEOUT = "Timeout"
@@ -123,9 +124,10 @@ class Request:
 
     def labels(self, attempt: int) -> dict[str, str]:
         """Labels by which the objects of this step are found again."""
-        run = os.environ.get("TUNESMITH_RUN_KEY")
+        run, pipeline = os.environ.get("TUNESMITH_RUN_KEY"), os.environ.get("TUNESMITH_PIPELINE")
         return {
             **({LABEL_RUN: run} if run else {}),
+            **({LABEL_PIPELINE: dns_label(pipeline)} if pipeline else {}),
             LABEL_MANAGED_BY: MANAGED_BY,
             LABEL_TASK: dns_label(self.task),
             LABEL_IDENTITY: self.identity,
@@ -198,6 +200,10 @@ def launch(request: Request, cluster: Cluster, clock: Clock | None = None, tries
         if outcome.observation.reason == TIMEOUT:
             _delete(request, handle, cluster)
             return outcome
+        if outcome.observation.state is State.SUCCEEDED:
+            # A replica may still be writing what the output is to be; ending it is the operator's, waiting ours.
+            _pods_ended(request, handle, cluster, clock)
+            return outcome
         if not _worth_another(outcome.observation, number, request.retries):
             return outcome
         say(
@@ -205,7 +211,9 @@ def launch(request: Request, cluster: Cluster, clock: Clock | None = None, tries
             f"relaunching from the checkpoint, attempt {number + 1} of {request.retries + 1}"
         )
         emit("relaunch", request.task, attempt=number + 1, reason=outcome.observation.reason)
-        _wait_until_pods_ended(request, handle, cluster, clock)
+        if not _pods_ended(request, handle, cluster, clock):
+            say(f"{_name(handle)} has pods that do not end; not relaunching beside them")
+            return outcome
         current, number = None, number + 1
 
 
@@ -228,6 +236,7 @@ def _attach(request: Request, cluster: Cluster) -> tuple[Manifest | None, list[M
         if candidate["metadata"]["labels"].get(LABEL_RESUME) != request.resume_key:
             say(f"{_name(candidate)} was launched for other inputs or parameters; ending it")
             _delete(request, candidate, cluster)
+            _pods_ended(request, candidate, cluster, SystemClock())
             continue
         mine.append(candidate)
     if not mine:
@@ -357,16 +366,21 @@ def _worth_another(observation: Observation, number: int, retries: int) -> bool:
     return observation.state is State.FAILED and observation.fault in (Fault.SYSTEM, Fault.CAPACITY)
 
 
-def _wait_until_pods_ended(request: Request, handle: Manifest, cluster: Cluster, clock: Clock) -> None:
-    """No pod of a failed attempt may still write to the checkpoint that the next one starts from."""
+def _pods_ended(request: Request, handle: Manifest, cluster: Cluster, clock: Clock) -> bool:
+    """Wait until no pod of an attempt runs; its job is deleted if they take too long. False if that does not help.
+
+    Two attempts must never write to one checkpoint or output at once.
+    """
     labels = request.workload.pod_labels(handle["metadata"]["name"])
     waited = 0.0
     while any(_active(pod) for pod in cluster.list(POD, request.namespace, labels)):
-        if waited >= _PODS_GONE_SECONDS:
+        if waited == _PODS_GONE_SECONDS:
             _delete(request, handle, cluster)
-            return
-        clock.sleep(1)
-        waited += 1
+        if waited >= 2 * _PODS_GONE_SECONDS:
+            return False
+        clock.sleep(0.5)
+        waited += 0.5
+    return True
 
 
 def _active(pod: Manifest) -> bool:

@@ -49,6 +49,8 @@ def digest_path(path: Path | str) -> Digest:
         ValueError: the folder holds a symbolic link or a special file; its content would not be the folder's own.
     """
     path = Path(path)
+    if path.is_symlink():
+        raise ValueError(f"{path} is a symbolic link: what it leads to is not the artifact's own")
     if path.is_file():
         return digest_file(path)
     if not path.is_dir():

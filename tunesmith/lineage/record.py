@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,9 +30,18 @@ KEY_RECORD_DIGEST = "tunesmith_record_digest"
 _LARGEST_EXACT = 2**53 - 1
 _LONG_VALUE = 512
 _REDACTED = "<redacted>"
-_SECRET_WORDS = ("secret", "password", "token", "api_key", "apikey", "credential", "authorization")
-# Parameters that count or name tokens are not secrets.
-_NOT_SECRET = ("max_new_tokens", "max_tokens", "tokens", "tokenizer")
+_DEEPEST = 12
+# Names by which parameters and environment variables hold secrets, and names that only look so: counts of tokens.
+_SECRET = re.compile(
+    r"secret|passw|passphrase|(^|_)(pass|pwd|pw|auth|key)($|_)|token|bearer|credential|authorization|cookie|"
+    r"api_?key|private_?key|access_?key|connection_?string",
+    re.IGNORECASE,
+)
+_NOT_SECRET = re.compile(r"(max_|min_|num_|n_)?(new_)?tokens(_per_second)?|tokenizer|useful_tokens", re.IGNORECASE)
+_URL_SECRETS = re.compile(
+    r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)(?:(?P<user>[^/@\s]+)@)?(?P<place>[^?\s]*)(?P<query>\?\S*)?"
+)
+_SHORTEST_SECRET = 4  # characters; shorter ones would blot out half of every text
 
 
 @dataclass(frozen=True)
@@ -143,21 +153,68 @@ class Record:
 
 
 def public_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as they may stand in a record: secrets redacted by name, long texts replaced by their digest."""
-    return {name: _public(name, value) for name, value in parameters.items()}
+    """Parameters as they may stand in a record.
+
+    Secrets are redacted: by name, and user and query of every URL. Long texts are replaced by their digest.
+    """
+    return {name: _public(name, value, 0) for name, value in parameters.items()}
 
 
-def _public(name: str, value: Any) -> Any:
+def secret_values(parameters: Mapping[str, Any]) -> set[str]:
+    """The texts that `public_parameters` takes out, to be taken out of messages and logs too."""
+    found: set[str] = set()
+    _collect_secrets("", parameters, found, 0)
+    return {value for value in found if len(value) >= _SHORTEST_SECRET}
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """``text`` with every secret in it, and user and query of every URL, replaced."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, _REDACTED)
+    return _URL_SECRETS.sub(_public_url, text)
+
+
+def _is_secret(name: str) -> bool:
+    spelled = re.sub(r"[^A-Za-z0-9]+", "_", name)
+    return bool(_SECRET.search(spelled)) and not _NOT_SECRET.fullmatch(spelled)
+
+
+def _public(name: str, value: Any, depth: int) -> Any:
+    if depth > _DEEPEST:
+        return "<nested too deeply>"
     if isinstance(value, Mapping):
-        return {str(key): _public(str(key), inner) for key, inner in value.items()}
-    lowered = name.lower()
-    if any(word in lowered for word in _SECRET_WORDS) and not any(word in lowered for word in _NOT_SECRET):
+        return {str(key): _public(str(key), inner, depth + 1) for key, inner in value.items()}
+    if value and _is_secret(name):
         return _REDACTED
     if isinstance(value, (list, tuple)):
-        return [_public("", inner) for inner in value]
-    if isinstance(value, str) and len(value) > _LONG_VALUE:
-        return f"<{len(value)} characters, {digest_text(value)}>"
+        return [_public("", inner, depth + 1) for inner in value]
+    if isinstance(value, str):
+        value = _URL_SECRETS.sub(_public_url, value)
+        return f"<{len(value)} characters, {digest_text(value)}>" if len(value) > _LONG_VALUE else value
     return value
+
+
+def _public_url(match: re.Match[str]) -> str:
+    user = f"{_REDACTED}@" if match["user"] else ""
+    query = f"?{_REDACTED}" if match["query"] else ""
+    return f"{match['scheme']}{user}{match['place']}{query}"
+
+
+def _collect_secrets(name: str, value: Any, found: set[str], depth: int) -> None:
+    if depth > _DEEPEST:
+        return
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _collect_secrets(str(key), inner, found, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _collect_secrets(name, inner, found, depth + 1)
+    elif isinstance(value, str):
+        if _is_secret(name):
+            found.add(value)
+        for match in _URL_SECRETS.finditer(value):
+            found.update(part.lstrip("?") for part in (match["user"], match["query"]) if part)
+            found.update((match["user"] or "").split(":")[1:])
 
 
 def _plain(value: Any) -> Any:

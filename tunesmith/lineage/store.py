@@ -63,7 +63,10 @@ class Store:
     def __init__(self, root: str | Path):
         self.root = str(root).rstrip("/")
         try:
-            self._fs, self._folder = fsspec.core.url_to_fs(f"{self.root}/{FOLDER}")
+            if "://" in self.root:
+                self._fs, self._folder = fsspec.core.url_to_fs(f"{self.root}/{FOLDER}")
+            else:  # a path of this machine as it is: fsspec would take '::' in it for a chain of file systems
+                self._fs, self._folder = fsspec.filesystem("file"), str(Path(f"{self.root}/{FOLDER}").absolute())
         except (ValueError, ImportError) as error:
             raise BadInput(
                 f"records cannot be written to {self.root}: {error}. Install its package (s3fs, gcsfs), or "

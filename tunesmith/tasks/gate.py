@@ -95,7 +95,8 @@ def _verdicts(name: str, bound: Threshold, metrics: Mapping[str, Any]) -> Iterab
         yield Verdict(name, value, "<=", bound.max, value is not None and value <= bound.max)
     if bound.max_ratio_to_base is not None:
         base = _number(metrics.get(f"{name}_base"))
-        ratio = value / base if value is not None and base else None
+        # of a base that is zero or below, a ratio says nothing: a worse loss would make it smaller
+        ratio = value / base if value is not None and base is not None and base > 0 else None
         passed = ratio is not None and ratio <= bound.max_ratio_to_base
         yield Verdict(f"{name} / {name}_base", ratio, "<=", bound.max_ratio_to_base, passed)
 

@@ -58,7 +58,8 @@ def run_job(
         **{f"TUNESMITH_OUTPUT_{name.upper()}": _where(artifact) for name, artifact in writes.items()},
         "TUNESMITH_CHECKPOINTS": checkpoints(this),
     }
-    spec = spec.model_copy(update={"env": {**spec.env, **environment}})
+    given = {name: value.replace("$", "$$") for name, value in environment.items()}  # Kubernetes expands $(NAME)
+    spec = spec.model_copy(update={"env": {**spec.env, **given}})
     request = Request(
         workload=workload,
         build=functools.partial(workload.build, spec),  # type: ignore[attr-defined]
@@ -74,6 +75,7 @@ def run_job(
     this.launched(outcome)
     for name, artifact in writes.items():
         _bring_home(outcome, f"TUNESMITH_OUTPUT_{name.upper()}", _where(artifact))
+        this.expect(name, (((outcome.result or {}).get("outputs") or {}).get(name) or {}).get("digest"))
     return outcome
 
 
@@ -132,17 +134,28 @@ def _empty_folders(writes: Mapping[str, Any]) -> None:
 
 
 def _bring_home(outcome: Outcome, variable: str, place: str) -> None:
-    """Move the output of a job that was attached to from where the run that created it wanted it."""
-    written = _variable(outcome.snapshot.object or {}, variable)
-    if written and written != place and "://" not in written:
+    """Have the output of a job that was attached to also where this run wants it.
+
+    What the run that created the job has is left to it: its records, and the job itself, name that place.
+    """
+    written = _variable(outcome.snapshot.object or {}, variable).replace("$$", "$")
+    if "://" in place:
+        return
+    if written and written != place:
         shutil.rmtree(place, ignore_errors=True)
-        Path(place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(written, place)
-    if "://" not in place and (not Path(place).is_dir() or not any(Path(place).iterdir())):
+        shutil.copytree(written, place, symlinks=True, copy_function=_link_or_copy)
+    if not any(path.is_file() and not path.is_symlink() for path in Path(place).rglob("*")):
         raise BadInput(
             f"the job succeeded but wrote nothing to {variable} ({place}). Write the output into that folder.",
             "empty-output",
         )
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without hard links
+        shutil.copy2(source, target)
 
 
 def _variable(manifest: Manifest, name: str) -> str:

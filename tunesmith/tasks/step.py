@@ -24,6 +24,7 @@ import tunesmith
 from tunesmith.clusters.base import ClusterError
 from tunesmith.cost import Cost, load_card, price, total
 from tunesmith.errors import TunesmithError
+from tunesmith.launch import lifeline
 from tunesmith.launch.loop import LaunchFailed, Outcome, Try
 from tunesmith.launch.progress import emit, say
 from tunesmith.lineage.digest import digest_path, digest_text
@@ -36,12 +37,16 @@ from tunesmith.lineage.record import (
     Item,
     Record,
     public_parameters,
+    secret_values,
+    without_secrets,
 )
 from tunesmith.lineage.store import Place, Store, place_of
 from tunesmith.resources import Footprint
 from tunesmith.tasks.footprints import footprint_of
 
 INTERRUPTED = "Interrupted"
+
+_MOST_PREV, _MOST_METRICS = 40, 40
 
 _MESSAGE_LIMIT = 2000  # characters of an error that a record keeps
 _IDENTITY_HEX = 20
@@ -62,6 +67,13 @@ class TamperedInput(TunesmithError):
     fault = "system"
 
 
+class TamperedOutput(TunesmithError):
+    """An output is not what the job that wrote it told."""
+
+    default_id = "tampered-output"
+    fault = "system"
+
+
 @dataclass
 class Step:
     """One execution of a step, as its component's body sees it.
@@ -72,6 +84,7 @@ class Step:
         inputs: what the step reads, by name.
         prev: digests of the records that this one follows.
         tries: every object that the step launched.
+        expected: digests that outputs must have, by name.
         job_footprint: what each of them, or the service that it deployed, occupies.
     """
 
@@ -87,6 +100,7 @@ class Step:
     details: dict[str, Any] = field(default_factory=dict)
     prev: set[str] = field(default_factory=set)
     tries: list[Try] = field(default_factory=list)
+    expected: dict[str, str] = field(default_factory=dict)
     job_footprint: Footprint | None = None
     is_service: bool = False
 
@@ -95,6 +109,20 @@ class Step:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False)
         self.store.write(f"{self.place.task}/{name}", text)
         self.details.setdefault("files", {})[name] = digest_text(text)
+
+    def expect(self, name: str, digest: str | None) -> None:
+        """Say what a job wrote as output ``name``: what it told itself, else what was recorded when it ended."""
+        digest = digest or self._recorded(name)
+        if digest:
+            self.expected[name] = digest
+
+    def _recorded(self, name: str) -> str | None:
+        """The output's digest in a record of this execution that saw the same job succeed."""
+        mine = {one.object["metadata"]["uid"] for one in self.tries}
+        for record in _records(self):
+            if record.state == "SUCCEEDED" and mine & {attempt.uid for attempt in record.attempts}:
+                return next((output.digest for output in record.outputs if output.name == name), None)
+        return None
 
     def launched(self, outcome: Outcome) -> None:
         """Take over what a launch came to.
@@ -144,22 +172,29 @@ def step(
     emit("started", place.task, component=component, root=place.root)
     failure: Failure | None = None
     exit_code, outputs = 0, {}
+    lifeline.hold()
     before = _heed_termination()
     try:
         this.prev = {(artifact.metadata or {}).get(KEY_RECORD_DIGEST, "") for artifact in reads.values()} - {""}
         this.inputs = {name: _read(name, artifact) for name, artifact in reads.items()}
         this.resume_key = _resume_key(this)
         yield this
-        outputs = {name: _written(name, artifact) for name, artifact in writes.items()}
-    except (Exception, KeyboardInterrupt) as error:
+        outputs = {name: _written(name, artifact, this.expected.get(name)) for name, artifact in writes.items()}
+    except BaseException as error:  # also sys.exit in a body: no way out leaves the step unrecorded
         failure, exit_code = _failure(error)
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
     if failure:
         outputs = {name: Item(name, artifact.uri, _type(artifact)) for name, artifact in writes.items()}
-    done = _fitting(_record(this, started, failure, outputs))
-    _publish(done, this, record, writes if not failure else {})
+    done = _fitting(_record(this, started, _discreet(failure, this), outputs))
+    failure = done.failure
+    try:
+        _publish(done, this, record, writes if not failure else {})
+    except OSError as error:
+        failure = failure or Failure("system", "RecordNotWritten", f"the step's record cannot be written: {error}")
+        exit_code = exit_code or 1
+        done = dataclasses.replace(done, state="FAILED", failure=failure)
     emit(
         "finished",
         place.task,
@@ -205,8 +240,13 @@ def _read(name: str, artifact: Any) -> Item:
     return Item(name, artifact.uri, _type(artifact), found.text, found.bytes)
 
 
-def _written(name: str, artifact: Any) -> Item:
+def _written(name: str, artifact: Any, expected: str | None) -> Item:
     found = digest_path(artifact.path)
+    if expected and expected != found.text:
+        raise TamperedOutput(
+            f"the output {name} at {artifact.uri} has digest {found}, but the job that wrote it told {expected}. "
+            "Somebody changed it since. Run again with --fresh, or from the step that writes it.",
+        )
     artifact.metadata[KEY_DIGEST] = found.text
     return Item(name, artifact.uri, _type(artifact), found.text, found.bytes)
 
@@ -227,6 +267,8 @@ def _resume_key(this: Step) -> str:
 
 
 def _failure(error: BaseException) -> tuple[Failure, int]:
+    if isinstance(error, SystemExit):
+        return Failure("user", "Exited", f"the step's code called exit({error.code!r}) before its end"), 1
     if isinstance(error, KeyboardInterrupt):
         return Failure("user", INTERRUPTED, "the step was interrupted"), 130
     if isinstance(error, LaunchFailed):
@@ -241,18 +283,36 @@ def _failure(error: BaseException) -> tuple[Failure, int]:
     return Failure("system", type(error).__name__, _cut(str(error)), tuple(_cut(line, 400) for line in lines[-20:])), 1
 
 
+def _discreet(failure: Failure | None, this: Step) -> Failure | None:
+    """The failure without the secrets that the step was given: programs print their environment when they break."""
+    if failure is None:
+        return None
+    secrets = secret_values(this.parameters)
+    tail = tuple(without_secrets(line, secrets) for line in failure.log_tail)
+    return dataclasses.replace(failure, message=without_secrets(failure.message, secrets), log_tail=tail)
+
+
 def _cut(text: str, limit: int = _MESSAGE_LIMIT) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _fitting(record: Record) -> Record:
     """The record, without its longest parts if it would be over the limit: a failure must never go unrecorded."""
-    for shorten in (_without_log, _without_parameters, _without_details, _with_last_attempts):
-        with contextlib.suppress(ValueError):
+    for shorten in (_without_log, _without_parameters, _without_details, _with_last_attempts, _bare):
+        with contextlib.suppress(ValueError, RecursionError):
             record.text()
             return record
         record = shorten(record)
     return record
+
+
+def _bare(record: Record) -> Record:
+    """What always fits: of long lists the digest and the count."""
+    failure = record.failure and dataclasses.replace(record.failure, message=_cut(record.failure.message, 400))
+    prev = (digest_text("\n".join(record.prev)),) if len(record.prev) > _MOST_PREV else record.prev
+    details = {"shortened": f"{len(record.prev)} earlier records, {len(record.metrics)} metrics", **record.details}
+    metrics = dict(sorted(record.metrics.items())[:_MOST_METRICS])
+    return dataclasses.replace(record, failure=failure, prev=prev, details=details, metrics=metrics, code={})
 
 
 def _without_log(record: Record) -> Record:
@@ -311,6 +371,15 @@ def _state(failure: Failure | None) -> str:
     return "CANCELLED" if failure.reason == INTERRUPTED else "FAILED"
 
 
+def _records(this: Step) -> list[Record]:
+    """Records of this execution of the step, of processes before this one."""
+    found = []
+    for text in this.store.of_identity(this.place.task, this.identity):
+        with contextlib.suppress(ValueError):  # not a record: what cannot be read is `verify`'s to report
+            found.append(Record.parse(text))
+    return found
+
+
 def _earlier(this: Step, known: set[str]) -> tuple[list[Attempt], list[Cost]]:
     """Attempts and costs of executions of this step that were interrupted; a job attached to since counts once.
 
@@ -318,19 +387,17 @@ def _earlier(this: Step, known: set[str]) -> tuple[list[Attempt], list[Cost]]:
     """
     attempts: dict[str, Attempt] = {}
     costs: list[Cost] = []
-    for text in this.store.of_identity(this.place.task, this.identity):
-        with contextlib.suppress(ValueError):  # not a record: what cannot be read is `verify`'s to report
-            record = Record.parse(text)
-            if record.state == "CANCELLED":
-                attempts |= {attempt.uid: attempt for attempt in record.attempts if attempt.uid not in known}
-                costs += [] if record.attempts else [Cost.from_json(record.cost)]
+    for record in _records(this):
+        if record.state == "CANCELLED":
+            attempts |= {attempt.uid: attempt for attempt in record.attempts if attempt.uid not in known}
+            costs += [] if record.attempts else [Cost.from_json(record.cost)]
     return list(attempts.values()), costs + [Cost.from_json(attempt.cost) for attempt in attempts.values()]
 
 
 def _attempts(this: Step) -> tuple[Attempt, ...]:
     if this.job_footprint is None:
         return ()
-    card = load_card(None)
+    card, secrets = load_card(None), secret_values(this.parameters)
     return tuple(
         Attempt(
             name=one.object["metadata"]["name"],
@@ -338,7 +405,7 @@ def _attempts(this: Step) -> tuple[Attempt, ...]:
             uid=one.object["metadata"]["uid"],
             state=one.observation.state.value,
             reason=one.observation.reason,
-            message=_cut(one.observation.message, 400),
+            message=_cut(without_secrets(one.observation.message, secrets), 400),
             exit_code=one.observation.exit_code,
             fault=one.observation.fault.value if one.observation.fault else "",
             started=one.started,

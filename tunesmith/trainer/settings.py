@@ -19,24 +19,26 @@ class TrainSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or every weight.")
-    max_steps: int = Field(40, ge=1, description="Optimizer steps to train in all, earlier attempts included.")
-    batch_size: int = Field(8, ge=1, description="Samples (packed sequences) a step, over all ranks.")
+    max_steps: int = Field(
+        40, ge=1, le=10**8, description="Optimizer steps to train in all, earlier attempts included."
+    )
+    batch_size: int = Field(8, ge=1, le=10**6, description="Samples (packed sequences) a step, over all ranks.")
     gradient_accumulation_steps: int | None = Field(
         None, ge=1, description="Passes a step is split into; by default one on a GPU, one for each sample on a CPU."
     )
     learning_rate: float = Field(2e-4, gt=0, description="Highest learning rate; it falls linearly to 0.")
-    lora_rank: int = Field(16, ge=1, description="Rank of the LoRA adapters.")
-    lora_alpha: int = Field(32, ge=1, description="Scale of the LoRA adapters (they count alpha/rank).")
-    max_length: int = Field(1024, ge=8, description="Tokens of a sequence; longer conversations are cut.")
+    lora_rank: int = Field(16, ge=1, le=4096, description="Rank of the LoRA adapters.")
+    lora_alpha: int = Field(32, ge=1, le=10**5, description="Scale of the LoRA adapters (they count alpha/rank).")
+    max_length: int = Field(1024, ge=8, le=10**6, description="Tokens of a sequence; longer conversations are cut.")
     packing: bool = Field(True, description="Put several conversations into one sequence, without seeing each other.")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto is bf16 on a GPU that has it.")
-    save_every: int = Field(10, ge=1, description="Steps between two checkpoints.")
+    save_every: int = Field(10, ge=1, le=10**8, description="Steps between two checkpoints.")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the adapters' start and the order of the data.")
     warmup_ratio: float = Field(0.0, ge=0, le=1, description="Part of the schedule in which the rate rises from 0.")
     schedule_steps: int | None = Field(
         None, ge=1, description="Steps after which the learning rate is 0; by default max-steps."
     )
-    log_every: int = Field(1, ge=1, description="Steps between two lines of metrics.")
+    log_every: int = Field(1, ge=1, le=10**8, description="Steps between two lines of metrics.")
     gradient_checkpointing: Literal["auto", "on", "off"] = Field(
         "auto", description="Recompute activations to save memory; auto does so where they would not fit."
     )

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-_LOOK_SECONDS = 0.5
+from tunesmith.launch import lifeline
 
 
 def main(request_file: str) -> int:
     """Run the pipeline that ``request_file`` describes; 0 when every step succeeded."""
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    lifeline.hold(group=True)  # jobs live on when the command is killed; steps that nobody follows do not
+    os.environ[lifeline.VARIABLE] = lifeline.mine()  # for the steps
     request: dict[str, Any] = json.loads(Path(request_file).read_text(encoding="utf-8"))
     warnings.filterwarnings("ignore")
     from kfp import local
@@ -42,13 +40,6 @@ def main(request_file: str) -> int:
         print(f"[engine] {error}", flush=True)
         return 1
     return 0
-
-
-def _end_with_parent(parent: int) -> None:
-    """Jobs live on in the cluster when the command is killed, but steps without anybody to follow them do not."""
-    while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
-    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 if __name__ == "__main__":

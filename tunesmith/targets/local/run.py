@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunesmith.clusters.base import Cluster, ClusterError
+from tunesmith.clusters.base import ClusterError
 from tunesmith.clusters.local import LocalCluster
-from tunesmith.launch.loop import LABEL_RUN
-from tunesmith.resources import INFERENCESERVICE, POD, PYTORCHJOB
+from tunesmith.launch import lifeline
+from tunesmith.launch.loop import LABEL_PIPELINE, LABEL_RUN
+from tunesmith.resources import INFERENCESERVICE, KINDS, POD, PYTORCHJOB, Kind
 from tunesmith.targets.local.workdir import RunState, Workdir
 from tunesmith.workloads import inferenceservice
+from tunesmith.workloads.base import dns_label
 from tunesmith.workloads.inferenceservice import LABEL_SERVICE
 
 _INTERRUPTS = (signal.SIGTERM, signal.SIGHUP)
@@ -143,45 +145,77 @@ def run_pipeline(
     """
     workdir.make()
     with workdir.only(pipeline):
-        run, abandoned = workdir.begin(pipeline, arguments)
-        cluster = LocalCluster(workdir.cluster)
-        if abandoned:
-            end_objects(cluster, abandoned.key)
+        run = workdir.begin(pipeline, arguments)
+        cluster = open_cluster(workdir)
+        _end_others(cluster, pipeline, run.key)
         started = time.time()
-        view = RunView()
+        view, interrupted = RunView(), True
         progress, log = workdir.file(pipeline, "progress.jsonl"), workdir.file(pipeline, "log")
         progress.write_text("")
-        with log.open("w", encoding="utf-8") as output:
-            engine = _start(workdir, pipeline, reference, arguments, run, output, fresh=fresh)
-            interrupted = _follow(engine, progress, view, show)
-        killed = any(step.state == "CANCELLED" or step.ended is None for step in view.steps.values())
-        status = "INTERRUPTED" if interrupted or killed else "SUCCEEDED" if engine.returncode == 0 else "FAILED"
-        run.ended = status != "INTERRUPTED"
-        if status != "INTERRUPTED":
-            end_objects(cluster, run.key, services=not (keep_serving and status == "SUCCEEDED"))
-        elif interrupted and not detach:
-            end_objects(cluster, run.key)
-        workdir.save(pipeline, run)
+        engine: subprocess.Popen[bytes] | None = None
+        try:
+            with log.open("w", encoding="utf-8") as output:
+                engine = _start(workdir, pipeline, reference, arguments, run, output, fresh=fresh)
+                interrupted = _follow(engine, progress, view, show)
+        finally:  # also when following itself breaks: nothing may run on unseen
+            status = _status(engine, view, interrupted=interrupted)
+            run.ended = status != "INTERRUPTED"
+            if run.ended:
+                end_objects(cluster, run.key, services=not (keep_serving and status == "SUCCEEDED"))
+            elif interrupted and not detach:
+                end_objects(cluster, run.key)
+            workdir.save(pipeline, run)
         tail = tuple(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
         root = Path(view.root) if view.root else None
-        serving = tuple(inferenceservice.url(one) for one in cluster.list(INFERENCESERVICE, "default"))
-        jobs = tuple(one["metadata"]["name"] for one in cluster.list(PYTORCHJOB, "default", {LABEL_RUN: run.key}))
+        serving = tuple(inferenceservice.url(one) for one in cluster.everywhere(INFERENCESERVICE))
+        jobs = tuple(one["metadata"]["name"] for one in _objects(cluster, {LABEL_RUN: run.key}, PYTORCHJOB))
         return RunResult(status, view, root, time.time() - started, tail, log, serving, jobs)
 
 
-def end_objects(cluster: Cluster, key: str, *, services: bool = True) -> None:
-    """Delete what a run launched, and wait until its processes are gone."""
-    for kind in (PYTORCHJOB, *((INFERENCESERVICE,) if services else ())):
-        for found in cluster.list(kind, "default", {LABEL_RUN: key}):
-            with contextlib.suppress(ClusterError):
-                cluster.delete(kind, "default", found["metadata"]["name"], uid=found["metadata"]["uid"])
-    kept = set() if services else {one["metadata"]["name"] for one in cluster.list(INFERENCESERVICE, "default")}
+def open_cluster(workdir: Workdir) -> LocalCluster:
+    """The cluster of a WORKDIR."""
+    return LocalCluster(workdir.cluster)
+
+
+def _status(engine: subprocess.Popen[bytes] | None, view: RunView, *, interrupted: bool) -> str:
+    """Green only if the engine and every step say so."""
+    cut = any(step.state == "CANCELLED" or step.ended is None for step in view.steps.values())
+    if interrupted or cut:
+        return "INTERRUPTED"
+    green = engine is not None and engine.returncode == 0 and view.failed is None
+    return "SUCCEEDED" if green else "FAILED"
+
+
+def end_objects(cluster: LocalCluster, key: str, *, services: bool = True) -> None:
+    """Delete what a run launched, in whichever namespace, and wait until its processes are gone."""
+    kinds = (PYTORCHJOB, *((INFERENCESERVICE,) if services else ()))
+    _delete(cluster, _objects(cluster, {LABEL_RUN: key}, *kinds))
+    kept = set() if services else {one["metadata"]["name"] for one in cluster.everywhere(INFERENCESERVICE)}
     deadline = time.time() + _DELETED_SECONDS
     while time.time() < deadline:
-        pods = cluster.list(POD, "default", {LABEL_RUN: key})
+        pods = _objects(cluster, {LABEL_RUN: key}, POD)
         if all(pod["metadata"]["labels"].get(LABEL_SERVICE) in kept for pod in pods):
             return
         time.sleep(_LOOK_SECONDS)
+
+
+def _end_others(cluster: LocalCluster, pipeline: str, key: str) -> None:
+    """End the jobs of earlier runs of this pipeline that this one does not go on with: two would do the same work."""
+    mine = _objects(cluster, {LABEL_PIPELINE: dns_label(pipeline)}, PYTORCHJOB)
+    for other in {one["metadata"]["labels"].get(LABEL_RUN, "") for one in mine} - {key, ""}:
+        end_objects(cluster, other, services=False)
+
+
+def _delete(cluster: LocalCluster, objects: list[dict[str, Any]]) -> None:
+    for one in objects:
+        metadata = one["metadata"]
+        with contextlib.suppress(ClusterError):
+            cluster.delete(KINDS[one["kind"]], metadata["namespace"], metadata["name"], uid=metadata["uid"])
+
+
+def _objects(cluster: LocalCluster, labels: dict[str, str], *kinds: Kind) -> list[dict[str, Any]]:
+    found = [one for kind in kinds for one in cluster.everywhere(kind)]
+    return [one for one in found if labels.items() <= (one["metadata"].get("labels") or {}).items()]
 
 
 def _start(
@@ -197,20 +231,24 @@ def _start(
     request = workdir.file(pipeline, "request.json")
     content = {"pipeline": reference, "arguments": arguments, "pipeline_root": str(workdir.runs)}
     request.write_text(json.dumps(content), encoding="utf-8")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TUNESMITH_")}
     environment = {
-        **os.environ,
+        **inherited,
+        lifeline.VARIABLE: lifeline.mine(),
+        "PYTHONSAFEPATH": "1",  # a kfp.py or tunesmith.py in the user's folder is not what is meant
         "PYTHONUNBUFFERED": "1",
         "TUNESMITH_TARGET": "local",
         "TUNESMITH_CLUSTER": f"local:{workdir.cluster}",
         "TUNESMITH_PIPELINE_ROOT": str(workdir.runs),
         "TUNESMITH_RUN_KEY": run.key,
+        "TUNESMITH_PIPELINE": pipeline,
         "TUNESMITH_CHECKPOINT_ROOT": str(workdir.checkpoints),
         "TUNESMITH_MODEL_CACHE": str(workdir.models),
         "TUNESMITH_PROGRESS": str(workdir.file(pipeline, "progress.jsonl")),
         "TUNESMITH_FRESH": run.key if fresh else "",
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "tunesmith.targets.local.engine", str(request)],
+        [sys.executable, "-P", "-m", "tunesmith.targets.local.engine", str(request)],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -286,11 +324,13 @@ def _events(progress: Path) -> Iterator[dict[str, Any] | None]:
             rest += stream.read()
             *lines, rest = rest.split("\n")
             for line in lines:
-                if line:
-                    yield json.loads(line)
+                with contextlib.suppress(ValueError):  # a line that a full disk or a kill has torn
+                    if isinstance(event := json.loads(line), dict) and {"event", "task", "time"} <= event.keys():
+                        yield event
             yield None
 
 
 def _take(events: Iterator[dict[str, Any] | None], view: RunView) -> None:
     while (event := next(events)) is not None:
-        view.apply(event)
+        with contextlib.suppress(KeyError, TypeError):  # of an event of another version
+            view.apply(event)

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ from typing import Any
 from tunesmith.errors import BadInput
 from tunesmith.lineage.digest import digest_text
 
-DEFAULT = Path(".tunesmith")
+_LOCK_TRIES, _LOCK_PAUSE_SECONDS = 10, 0.2
+_PATH_LIMIT = 300
 
 
 @dataclass
@@ -53,31 +55,41 @@ class Workdir:
         Raises:
             BadInput: that is not possible there.
         """
+        problem = _unusable(str(self.folder))
+        if problem:
+            raise BadInput(f"--workdir: {str(self.folder)!r:.100} {problem}. Name another folder.", "unusable-workdir")
         try:
+            # Records, logs and arguments are the user's own: nobody else need read them.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self.cluster, self.runs, self.checkpoints, self.models, self._state):
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.chmod(0o700)
         except OSError as error:
-            raise BadInput(f"--workdir: {self.folder} cannot be used: {error.strerror}. Name another folder.") from None
+            message = f"--workdir: {self.folder} cannot be used: {error.strerror}. Name another folder."
+            raise BadInput(message, "unusable-workdir") from None
 
     def file(self, pipeline: str, suffix: str) -> Path:
         """A file of the newest run of ``pipeline``."""
         return self._state / f"{pipeline}.{suffix}"
 
-    def begin(self, pipeline: str, arguments: dict[str, Any]) -> tuple[RunState, RunState | None]:
-        """The run to do now, and the interrupted one that it cannot continue because its arguments were others."""
+    def begin(self, pipeline: str, arguments: dict[str, Any]) -> RunState:
+        """The run to do now: the interrupted one that had the same arguments, or a new one."""
         digest = digest_text(json.dumps(arguments, sort_keys=True, default=str))
         before = self._read(pipeline)
         if before and not before.ended and before.arguments == digest:
-            return before, None
+            return before
         run = RunState(secrets.token_hex(8), digest)
         self.save(pipeline, run)
-        return run, before if before and not before.ended else None
+        return run
 
     def save(self, pipeline: str, run: RunState) -> None:
         """Keep the state of the newest run, whole or not at all."""
         file = self.file(pipeline, "run.json")
         partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(run)), encoding="utf-8")
+        with partial.open("w", encoding="utf-8") as stream:
+            stream.write(json.dumps(asdict(run)))
+            stream.flush()
+            os.fsync(stream.fileno())  # an empty file after a power cut would be a second run of the same work
         os.replace(partial, file)
 
     def _read(self, pipeline: str) -> RunState | None:
@@ -90,11 +102,32 @@ class Workdir:
     def only(self, pipeline: str) -> Iterator[None]:
         """Refuse a second run of the pipeline in this folder while one goes on; a dead one's lock is free."""
         with self.file(pipeline, "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _locked(lock):
                 raise BadInput(
                     f"another run of {pipeline} is going on in {self.folder}. Wait for it, or name another --workdir.",
                     "workdir-in-use",
-                ) from None
+                )
             yield
+
+
+def _locked(lock: Any) -> bool:
+    """Take the lock; what a killed run leaves behind ends within a moment, which is waited for."""
+    for _ in range(_LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_LOCK_PAUSE_SECONDS)
+    return False
+
+
+def _unusable(folder: str) -> str | None:
+    """Why a path cannot be a WORKDIR: kfp fills in placeholders, SQLite and sockets have limits."""
+    if "{{" in folder:
+        return "has '{{' in it, which kfp takes for a placeholder"
+    if len(folder) > _PATH_LIMIT:
+        return f"has {len(folder)} characters, more than {_PATH_LIMIT}"
+    try:
+        folder.encode("utf-8")
+    except UnicodeEncodeError:
+        return "is not valid UTF-8"
+    return None
