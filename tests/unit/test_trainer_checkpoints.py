@@ -5,6 +5,7 @@ import uuid
 
 import pytest
 
+from tunesmith.errors import BadInput
 from tunesmith.trainer.checkpoints import CheckpointRefused, CheckpointStore
 from tunesmith.trainer.progress import Progress
 
@@ -84,3 +85,10 @@ def test_a_checkpoint_of_another_version_is_left_alone(tmp_path):
 def test_a_checkpoint_that_only_another_node_has_is_explained(tmp_path):
     with pytest.raises(CheckpointRefused, match="all ranks must share one folder"):
         CheckpointStore(str(tmp_path)).open(10)
+
+
+def test_only_one_job_at_a_time_trains_into_a_folder(tmp_path):
+    first, second = CheckpointStore(str(tmp_path)), CheckpointStore(str(tmp_path))
+    first.claim()
+    with pytest.raises(BadInput, match="another job trains into"):
+        second.claim(patience_s=0)

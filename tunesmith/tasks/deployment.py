@@ -51,7 +51,7 @@ def run_deployment(
         raise BadInput(
             f"service_name: {name!r} is not a name in Kubernetes. Write {dns_label(name)!r}.", "invalid-name"
         )
-    storage_uri = model.uri if "://" in model.uri else f"file://{Path(model.uri).absolute()}"
+    storage_uri = model.uri if "://" in model.uri else Path(model.uri).absolute().as_uri()
     spec = parse(inferenceservice.InferenceServiceSpec, {**values, "storage_uri": storage_uri})
     request = Request(
         workload=inferenceservice,

@@ -7,10 +7,12 @@ in a checkpoint (optimizer state is a pickle) is opened before its digest has ma
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ MARKER = "complete.json"
 SCHEMA = "tunesmith.dev/checkpoint/v1"
 _PREFIX = "checkpoint-"
 _STAGING = ".writing"
+_CLAIM_SECONDS = 20.0
 
 
 class CheckpointRefused(BadInput):
@@ -79,6 +82,29 @@ class CheckpointStore:
         self._folder = path or Path(tempfile.mkdtemp(prefix="tunesmith-checkpoints-"))
         self._folder.mkdir(parents=True, exist_ok=True)
         self._keep = keep
+
+    def claim(self, patience_s: float = _CLAIM_SECONDS) -> None:
+        """Keep every other job out of the folder until this process ends; for one process of a job.
+
+        What another job left behind may still be ending, which is waited for.
+
+        Raises:
+            BadInput: another job goes on training into it.
+        """
+        end = time.monotonic() + patience_s
+        self._claim = (self._folder / ".lock").open("w")
+        while True:
+            try:
+                fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise BadInput(
+                        f"another job trains into the checkpoints {self._folder}: wait for it, or change a setting"
+                    ) from None
+                time.sleep(0.5)
+            except OSError:  # a file system without locks: then nobody can be kept out
+                return
 
     @property
     def staging(self) -> Path:

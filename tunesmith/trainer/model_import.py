@@ -125,6 +125,8 @@ def check_reference(ref: str) -> Path | None:
             raise _no_model(files, str(source.path))
     elif source.path.name.lower().endswith(_PICKLES):
         raise _pickled([source.path.name], str(source.path.parent))
+    elif not source.path.name.lower().endswith((".gguf", *_ARCHIVES)):
+        raise BadInput(f"{source.path} is no kind of model that is known: write {_SCHEMES}")
     return source.path
 
 

@@ -41,6 +41,8 @@ def run(settings: TrainSettings, place: Rank, stop: StopSignal) -> dict[str, Any
     data = find_jsonl(storage.fetch(paths.train))
     conversations = read_conversations(data)
     store = CheckpointStore(paths.checkpoints) if paths.checkpoints else None
+    if store and place.speaks:
+        store.claim()
     _tell(place, f"{len(conversations)} conversations; loading torch")
 
     os.environ["OMP_NUM_THREADS"] = str(threads(os.environ, place))  # read when torch is imported
