@@ -67,7 +67,7 @@ def test_sigterm_to_one_rank_saves_and_the_resumed_run_equals_an_unbroken_one(ma
     ranks[1].terminate()
     assert finish(ranks) == [143, 143], (cut.folder / "stderr-0").read_text()
 
-    (checkpoint,) = cut.checkpoints.iterdir()
+    (checkpoint,) = cut.checkpoints.glob("checkpoint-*")
     assert (checkpoint / "complete.json").exists()
     stopped_at = int(checkpoint.name.removeprefix("checkpoint-"))
     assert 3 <= stopped_at < 150
@@ -115,7 +115,7 @@ def test_torchrun_ends_with_143_when_its_workers_saved_and_stopped(make_job):
         runner.kill()
         runner.wait()
         runner.stdout.close()
-    assert [p.name for p in job.checkpoints.iterdir() if re.fullmatch(r"checkpoint-\d+", p.name)]
+    assert [p.name for p in job.checkpoints.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
 
 
 def test_bad_data_is_one_sentence_from_one_rank_and_exit_code_2(make_job, start, tmp_path):
