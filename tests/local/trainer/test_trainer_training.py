@@ -105,7 +105,7 @@ def test_a_run_whose_checkpoint_is_at_the_last_step_only_writes_the_output(train
 
 
 def test_only_the_two_newest_checkpoints_are_kept(trained):
-    assert sorted(p.name for p in trained.checkpoints.iterdir()) == ["checkpoint-12", "checkpoint-8"]
+    assert sorted(p.name for p in trained.checkpoints.glob("checkpoint-*")) == ["checkpoint-12", "checkpoint-8"]
 
 
 def test_half_a_checkpoint_is_ignored_and_removed(trained, monkeypatch):
