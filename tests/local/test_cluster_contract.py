@@ -12,8 +12,9 @@ from contextlib import closing
 
 import pytest
 
-from tunesmith.clusters.base import AlreadyExists, Cluster, Conflict, NotFound, Refused
-from tunesmith.clusters.local import JOURNAL_ROWS, difference, merge
+from tunesmith.clusters.base import AlreadyExists, Cluster, Conflict, NotFound, Refused, Unavailable
+from tunesmith.clusters.local import JOURNAL_ROWS, LocalCluster, difference, merge
+from tunesmith.errors import BadInput
 from tunesmith.resources import DEPLOYMENT, EVENT, POD, PYTORCHJOB
 
 NAMESPACE = "default"
@@ -319,6 +320,73 @@ class TestLocalCluster(ClusterContract):
     def test_an_unknown_kind_is_refused_with_those_that_are_known(self, cluster):
         with pytest.raises(Refused, match="PyTorchJob"):
             cluster.create({"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": {"name": "x"}})
+
+
+def damaged(folder):
+    LocalCluster(folder)
+    (folder / "cluster.db").write_bytes(b"this is no database" * 500)
+
+
+def of_another_layout(folder):
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "cluster.db")) as db:
+        db.execute("CREATE TABLE objects (other TEXT)")
+
+
+def a_folder_instead(folder):
+    (folder / "cluster.db").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("spoil", [damaged, of_another_layout, a_folder_instead])
+def test_a_broken_database_is_told_in_a_sentence_with_its_remedy(tmp_path, spoil):
+    folder = tmp_path / "cluster"
+    spoil(folder)
+    with pytest.raises(BadInput, match="remove that folder, or name another --workdir") as refused:
+        LocalCluster(folder)
+    assert refused.value.id == "broken-cluster"
+    assert str(folder) in str(refused.value)
+
+
+def test_a_path_too_long_for_sqlite_is_told_so(tmp_path):
+    with pytest.raises(BadInput, match="too long for SQLite"):
+        LocalCluster(tmp_path / ("a" * 200) / ("b" * 200) / ("c" * 200))
+
+
+def test_damage_that_is_met_later_is_told_as_well(tmp_path):
+    cluster = LocalCluster(tmp_path / "cluster")
+    cluster.create(event("one"))
+    del cluster._anchor
+    for file in cluster.folder.glob("cluster.db-*"):
+        file.unlink()
+    (cluster.folder / "cluster.db").write_bytes(b"this is no database" * 500)
+    with pytest.raises(BadInput, match="remove that folder"):
+        cluster.list(EVENT, NAMESPACE)
+
+
+def test_a_database_that_stays_locked_or_is_full_is_unavailable(tmp_path, monkeypatch):
+    cluster, connect = LocalCluster(tmp_path / "cluster"), sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, **options | {"timeout": 0.1}))
+    with closing(connect(cluster.folder / "cluster.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Unavailable, match="database is locked"):
+            cluster.create(event("one"))
+        other.execute("ROLLBACK")
+
+    def small(self):
+        db = connect(self.folder / "cluster.db", isolation_level=None)
+        db.execute("PRAGMA max_page_count = 1")
+        return db
+
+    monkeypatch.setattr(LocalCluster, "_connect", small)
+    with pytest.raises(Unavailable, match="full"):
+        cluster.create(event("two", reason="x" * 1_000_000))
+
+
+def test_only_the_user_may_enter_the_folder_also_one_that_was_there(tmp_path):
+    folder = tmp_path / "cluster"
+    folder.mkdir(mode=0o755)
+    LocalCluster(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,15 @@ def test_a_deleted_service_leaves_nothing(cluster, up, until, running):
         request(url)
 
 
+def test_a_deleted_service_ends_though_its_supervisor_is_stopped(cluster, up, until, running):
+    up(service(custom("one") | {"terminationGracePeriodSeconds": 0}))
+    (supervisor,) = [pid for pid, command in running(cluster.folder).items() if "shim.py" in command]
+    os.kill(supervisor, signal.SIGSTOP)
+    cluster.delete(INFERENCESERVICE, NAMESPACE, "llm")
+    until(lambda: cluster.list(POD, NAMESPACE) == [])
+    assert not any("shim.py" in c or c.startswith("python -c") for c in running(cluster.folder).values())
+
+
 def test_a_format_without_a_server_says_so_and_sets_no_condition(cluster, until):
     cluster.create(service({"model": {"modelFormat": {"name": "sklearn"}, "storageUri": "file:///m"}}))
     until(lambda: "modelStatus" in status(cluster))

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from tunesmith.clusters.local import LocalCluster
-from tunesmith.local import inventory
+from tunesmith.local import inventory, shim
+from tunesmith.local.__main__ import _lock
+from tunesmith.local.kubelet import _expand
+from tunesmith.local.pytorchjob import PyTorchJobController
 from tunesmith.resources import EVENT, POD, PYTORCHJOB
 
 pytestmark = pytest.mark.local
@@ -84,6 +87,15 @@ def pids(running, cluster, words):
     return [pid for pid, command in running(cluster.folder).items() if words in command]
 
 
+def slept(cmdline):
+    """How long the process sleeps, by its command line; empty if it is something else or gone."""
+    try:
+        program, seconds, *_ = [*cmdline.read_text().split("\0"), "", ""]
+    except OSError:
+        return ""
+    return seconds if program == "sleep" else ""
+
+
 @pytest.fixture
 def ended(cluster, until):
     """Wait until the job has ended and return it."""
@@ -93,6 +105,43 @@ def ended(cluster, until):
         return cluster.get(PYTORCHJOB, NAMESPACE, name)
 
     return wait
+
+
+class Supervisor:
+    """One that is about to start."""
+
+    def poll(self):
+        return None
+
+
+@pytest.fixture
+def own_controller(cluster, monkeypatch):
+    """Create a job whose controller is driven by the test, in its process."""
+    locks = []
+
+    def create(manifest):
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalCluster, "_ensure_controller", lambda self, uid: None)
+            uid = cluster.create(manifest)["metadata"]["uid"]
+        locks.append(_lock(cluster.lock_file(uid)))
+        return PyTorchJobController(LocalCluster(cluster.folder, revive=False), uid)
+
+    yield create
+    for lock in locks:
+        lock.close()
+
+
+@pytest.fixture
+def set_clock_back(monkeypatch):
+    """Set the clock of this process back by an hour."""
+    real = time.time
+    return lambda: monkeypatch.setattr(time, "time", lambda: real() - 3600)
+
+
+def waiting_or_not(cluster):
+    """The state of the master's container; empty before there is one."""
+    statuses = [s for p in cluster.list(POD, NAMESPACE) for s in p.get("status", {}).get("containerStatuses", [])]
+    return statuses[0]["state"] if statuses else {}
 
 
 def test_a_job_goes_through_the_operators_conditions_to_success(cluster, tmp_path):
@@ -340,6 +389,21 @@ def test_a_deleted_job_leaves_no_process_even_of_those_that_hide(cluster, until,
     until(lambda: running(cluster.folder) == {})
 
 
+def test_a_deleted_job_ends_though_its_supervisor_is_stopped(cluster, until, running):
+    stubborn = replica("trap '' TERM; setsid sleep 611 & env -i setsid sleep 612 & sleep 613")
+    stubborn["template"]["spec"]["terminationGracePeriodSeconds"] = 0
+    cluster.create(job(stubborn))
+    hidden = until(lambda: [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if slept(p) == "612"])
+    until(lambda: pids(running, cluster, "sleep 613"))
+    (supervisor,) = pids(running, cluster, "shim.py")
+    os.kill(supervisor, signal.SIGSTOP)
+    cluster.delete(PYTORCHJOB, NAMESPACE, "job")
+    until(lambda: pod_names(cluster) == [])  # and then, at once:
+    assert pids(running, cluster, "sleep 61") == []
+    assert pids(running, cluster, "shim.py") == []
+    assert [pid for pid in hidden if shim.start_time(pid)] == []  # a zombie has none
+
+
 def test_what_a_replica_leaves_behind_ends_with_it(cluster, ended, until, running):
     cluster.create(job(replica("setsid sleep 604 & (setsid sleep 605 &) ; sleep 0.2")))
     assert truths(ended()) == ["Created", "Succeeded"]
@@ -388,13 +452,15 @@ def test_resuming_a_job_brings_back_its_controller(cluster, forsaken, ended):
 
 
 def test_a_replica_whose_supervisor_is_killed_has_failed_and_is_gone(cluster, ended, until, running):
-    cluster.create(job(replica("setsid sleep 606 & sleep 607")))
+    cluster.create(job(replica("setsid sleep 606 & env -i sleep 614 & sleep 607")))
     until(lambda: pids(running, cluster, "sleep 607"))
+    unmarked = until(lambda: [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if slept(p) == "614"])
     (supervisor,) = pids(running, cluster, "shim.py")
     os.kill(supervisor, signal.SIGKILL)
     assert truths(ended()) == ["Created", "Failed"]
     assert container(cluster)["state"]["terminated"]["exitCode"] == 137
     assert pids(running, cluster, "sleep 60") == []
+    assert [pid for pid in unmarked if shim.start_time(pid)] == []  # a zombie has none
 
 
 def test_a_job_goes_on_when_its_creator_is_killed(cluster, ended, tmp_path):
@@ -429,6 +495,112 @@ def test_a_job_of_the_same_name_waits_until_the_old_pods_are_gone(cluster, ended
     assert pod(cluster)["metadata"]["uid"] == old
     assert truths(ended()) == ["Created", "Succeeded"]
     assert pod(cluster)["metadata"]["uid"] != old
+
+
+def test_a_log_is_of_the_newest_pod_of_its_name_alone(cluster, ended, until):
+    slow = "echo old; trap 'sleep 0.7; echo late; exit 0' TERM; while :; do sleep 0.05; done"
+    cluster.create(job(replica(slow)))
+    until(lambda: phase(cluster) == "Running" and log(cluster) == ["old"])
+    old, lines = pod(cluster)["metadata"]["uid"], []
+    reader = threading.Thread(target=lambda: lines.extend(cluster.logs(NAMESPACE, "job-master-0", follow=True)))
+    reader.start()
+    cluster.delete(PYTORCHJOB, NAMESPACE, "job")
+    report = 'echo new; echo "$TUNESMITH_TERMINATION_LOG"; cat "$TUNESMITH_TERMINATION_LOG"; exit 0'
+    cluster.create(job(replica(report)))
+    ended()
+    reader.join(20)
+    assert (lines[0], lines[-1]) == ("old", "late")
+    assert "new" not in lines
+    new, said = pod(cluster)["metadata"]["uid"], log(cluster)
+    assert new != old
+    assert said[0] == "new"
+    assert new in said[1]
+    assert old not in "".join(said)
+
+
+def test_a_pod_that_has_not_started_when_it_is_deleted_never_starts(own_controller, cluster, monkeypatch):
+    controller = own_controller(job(replica("sleep 609")))
+    monkeypatch.setattr("tunesmith.local.kubelet.subprocess.Popen", lambda *args, **kwargs: Supervisor())
+    for _ in range(3):
+        controller.step()
+    (waiting,) = cluster.list(POD, NAMESPACE)
+    monkeypatch.undo()
+    folder = cluster.folder / "pods" / waiting["metadata"]["uid"]
+    spec = (folder / "spec.0.json").read_text()
+    cluster.delete(PYTORCHJOB, NAMESPACE, "job")
+    while controller.step():
+        pass
+    (folder / "spec.0.json").write_text(spec)  # as if the supervisor had read it before
+    late = subprocess.run([sys.executable, "-I", "-S", shim.__file__, str(folder), "0"], check=False, timeout=20)
+    assert late.returncode == 0
+    assert not (folder / "exit.0.json").exists()
+    assert not (cluster.folder / "logs" / f"{waiting['metadata']['uid']}.0.log").exists()
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["ended", "deleted"])
+def test_a_pod_has_not_ended_while_a_process_of_it_lives(request, own_controller, cluster, until, monkeypatch, deleted):
+    controller = own_controller(job(replica("sleep 0.5")))
+    until(lambda: controller.step() and phase(cluster) == "Running")
+    mark = {"TUNESMITH_POD_UID": pod(cluster)["metadata"]["uid"]}
+    escaped = subprocess.Popen(["sleep", "615"], env=mark)  # not below the supervisor
+    request.addfinalizer(escaped.kill)
+    until(lambda: shim.marked(f"TUNESMITH_POD_UID={mark['TUNESMITH_POD_UID']}"))
+    monkeypatch.setattr("tunesmith.local.kubelet._KILL_S", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shim, "kill", lambda *_: None)  # as if it waited for a disk that does not answer
+        if deleted:
+            cluster.delete(PYTORCHJOB, NAMESPACE, "job")
+        until((cluster.folder / "pods" / mark["TUNESMITH_POD_UID"] / "exit.0.json").exists)
+        for _ in range(5):
+            controller.step()
+            assert phase(cluster) == "Running"
+    until(lambda: not controller.step() or phase(cluster) == "Succeeded")
+    assert escaped.wait(5) == -signal.SIGKILL
+    assert pod_names(cluster) == ([] if deleted else ["job-master-0"])
+
+
+def test_a_clock_that_is_set_back_delays_no_restart_and_no_deadline(own_controller, cluster, until, set_clock_back):
+    controller = own_controller(
+        job(replica("echo run; exit 1", policy="OnFailure"), policy={"activeDeadlineSeconds": 4})
+    )
+    until(lambda: controller.step() and "waiting" in waiting_or_not(cluster))
+    set_clock_back()
+    until(lambda: controller.step() and waiting_or_not(cluster) and container(cluster)["restartCount"] >= 1, 20)
+    until(lambda: controller.step() and "Failed" in truths(cluster.get(PYTORCHJOB, NAMESPACE, "job")), 20)
+
+
+def test_a_clock_that_is_set_back_lengthens_no_time_to_live(cluster, ended, until, set_clock_back):
+    cluster.create(job(replica("true"), policy={"ttlSecondsAfterFinished": 2}))
+    ended()
+    cluster.revive()
+    set_clock_back()
+    until(lambda: cluster.revive() or cluster.list(PYTORCHJOB, NAMESPACE) == [], 20)
+
+
+def test_a_folder_named_like_the_package_is_not_run_in_its_place(cluster, ended):
+    (cluster.folder / "tunesmith").mkdir()
+    (cluster.folder / "tunesmith" / "__init__.py").write_text("raise SystemExit('not me')")
+    cluster.create(job(replica("true")))
+    assert truths(ended()) == ["Created", "Succeeded"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("$(A)-$(A)", "a-a"),
+        ("$$(A)", "$(A)"),
+        ("$$$(A)", "$a"),
+        ("$$", "$"),
+        ("$(X)", "$(X)"),
+        ("$(ps $$) $()", "$(ps $$) $()"),
+        ("$A $", "$A $"),
+        ("$(A", "$(A"),
+        ("$($$(A)", "$($$(A)"),
+        ("$(a b)", "named oddly"),
+    ],
+)
+def test_variables_are_expanded_by_the_rule_of_kubernetes(text, expanded):
+    assert _expand(text, {"A": "a", "a b": "named oddly"}) == expanded
 
 
 def test_a_deleted_pod_counts_as_failed_and_is_made_again(cluster, until):

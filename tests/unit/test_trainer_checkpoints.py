@@ -89,6 +89,7 @@ def test_a_checkpoint_that_only_another_node_has_is_explained(tmp_path):
 
 def test_only_one_job_at_a_time_trains_into_a_folder(tmp_path):
     first, second = CheckpointStore(str(tmp_path)), CheckpointStore(str(tmp_path))
-    first.claim()
-    with pytest.raises(BadInput, match="another job trains into"):
-        second.claim(patience_s=0)
+    with first.claimed(), pytest.raises(BadInput, match="another job trains into"), second.claimed(patience_s=0):
+        pass
+    with second.claimed(patience_s=0):
+        pass

@@ -40,6 +40,7 @@ from tunesmith.clusters.base import (
     Unavailable,
     WatchEvent,
 )
+from tunesmith.errors import BadInput
 from tunesmith.resources import KINDS, POD, PYTORCHJOB, Kind
 
 Manifests = list[Manifest]  # inside LocalCluster, `list` is one of its verbs
@@ -49,6 +50,11 @@ POLL_S = 0.025
 CARE_S = 2.0  # how often a watch looks whether all controllers live
 JOURNAL_ROWS = 4096
 _ENDED = ("Succeeded", "Failed")
+_LONGEST_PATH = 500  # bytes; SQLite opens no file whose path has more than 511, with "-journal" at its end
+# What a later call may not meet any more; other errors say that the database itself is not what it should be.
+_PASSING = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+_PASSING |= {sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT}
+_CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
@@ -64,7 +70,7 @@ CREATE TABLE IF NOT EXISTS journal (
 
 def now() -> str:
     """The present moment as Kubernetes writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -100,16 +106,38 @@ def clean_environment() -> dict[str, str]:
     return {"PATH": os.pathsep.join([programs, *others])} | kept
 
 
+class Stopwatch:
+    """How long ago stamped moments were, though somebody sets the clock.
+
+    The wall clock is asked once, at the first look at a moment; from then on the monotonic clock counts.
+    """
+
+    def __init__(self) -> None:
+        self._began: dict[object, float] = {}
+
+    def since(self, moment: object, wall_s: float) -> float:
+        """Seconds since the moment known as ``moment``, which was at ``wall_s`` seconds since the epoch."""
+        if moment not in self._began:
+            self._began[moment] = time.monotonic() - max(0.0, time.time() - wall_s)
+        return time.monotonic() - self._began[moment]
+
+    def since_stamp(self, uid: str, stamp: str) -> float:
+        """Seconds since a time in the object ``uid``, as Kubernetes writes it."""
+        return self.since((uid, stamp), datetime.fromisoformat(stamp).timestamp())
+
+
 class Changes:
     """Tells, for the price of a read of shared memory, whether anything in the cluster has changed."""
 
-    def __init__(self, db: sqlite3.Connection):
+    def __init__(self, folder: Path, db: sqlite3.Connection):
+        self._folder = folder
         self._db = db
         self._seen: object = None
 
     def any(self) -> bool:
-        """Whether another connection wrote since the last call; true at the first."""
-        version = self._db.execute("PRAGMA data_version").fetchone()
+        """Whether another connection wrote since the last call; true at the first. Raises `Unavailable`."""
+        with _translated(self._folder):
+            version = self._db.execute("PRAGMA data_version").fetchone()
         changed: bool = version != self._seen
         self._seen = version
         return changed
@@ -124,20 +152,21 @@ class LocalCluster:
     """
 
     def __init__(self, folder: Path, *, namespace: str = "default", revive: bool = True):
-        """Open the cluster in ``folder``; with ``revive`` also do what `revive` does, now and in each `watch`."""
+        """Open the cluster in ``folder``; with ``revive`` also do what `revive` does, now and in each `watch`.
+
+        Raises:
+            BadInput: no cluster can be kept there, or what is there is broken.
+            Unavailable: another process keeps the database locked, or the disk is full.
+        """
         self.folder = Path(folder).absolute()
         self.namespace = namespace
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what a job logs is its owner's business
-        for part in ("controllers", "pods", "logs"):
-            (self.folder / part).mkdir(exist_ok=True)
-        connection = sqlite3.connect(self.folder / "cluster.db", timeout=30)
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(_SCHEMA)
-        finally:
-            connection.close()
-        # While one connection is open, the end of another does not write the whole journal back and wait for the disk.
-        self._anchor = self._connect()
+        self._stopwatch = Stopwatch()
+        self._make_folders()
+        with _translated(self.folder, opening=True):
+            self._make_database()
+            # While one connection is open, the end of another does not write the whole journal back and wait for the
+            # disk.
+            self._anchor = self._connect()
         self._cares = revive
         if revive:
             self.revive()
@@ -189,12 +218,14 @@ class LocalCluster:
         known: dict[str, Manifest] = {}
         position = -1
         care_at = time.monotonic() + CARE_S
-        db = self._connect()
-        changes = Changes(db)
+        with _translated(self.folder):
+            db = self._connect()
+        changes = Changes(self.folder, db)
         try:
             while True:
                 if changes.any():  # asked before the rows are read, so that nothing in between is missed
-                    news, position = _news(db, kind, namespace, name, labels, known, position)
+                    with _translated(self.folder):
+                        news, position = _news(db, kind, namespace, name, labels, known, position)
                     yield from news
                 elif end is not None and time.monotonic() >= end:
                     return
@@ -203,8 +234,6 @@ class LocalCluster:
                     care_at = time.monotonic() + CARE_S
                 else:
                     time.sleep(POLL_S if end is None else max(0.0, min(POLL_S, end - time.monotonic())))
-        except sqlite3.Error as error:
-            raise Unavailable(f"{self.folder}: {error}") from error
         finally:
             db.close()
 
@@ -255,14 +284,15 @@ class LocalCluster:
 
     def changes(self) -> Changes:
         """A look-out for changes of any object, on a connection of its own."""
-        return Changes(self._connect())
+        with _translated(self.folder):
+            return Changes(self.folder, self._connect())
 
     def revive(self) -> None:
         """Start the controllers that should live and do not; delete finished jobs whose time to live is over."""
         with self._transaction() as db:
             roots = {row[0] for row in db.execute("SELECT DISTINCT root FROM objects WHERE root != ''")}
         for job in self.everywhere(PYTORCHJOB):
-            if _expired(job):
+            if self._expired(job):
                 namespace, name, uid = (job["metadata"][key] for key in ("namespace", "name", "uid"))
                 self.delete(PYTORCHJOB, namespace, name, uid=uid)
                 roots.discard(uid)
@@ -306,6 +336,23 @@ class LocalCluster:
 
     # Inner workings.
 
+    def _make_folders(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.chmod(0o700)  # what a job logs is its owner's business, also in a folder that was there before
+            for part in ("controllers", "pods", "logs"):
+                (self.folder / part).mkdir(exist_ok=True)
+        except OSError as error:
+            raise _broken(self.folder, error.strerror or str(error)) from error
+
+    def _make_database(self) -> None:
+        connection = sqlite3.connect(self.folder / "cluster.db", timeout=30)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(_SCHEMA)
+        finally:
+            connection.close()
+
     def _connect(self) -> sqlite3.Connection:
         # mode=rw: opening must not bring back a folder that was deleted.
         uri = f"{(self.folder / 'cluster.db').as_uri()}?mode=rw"
@@ -316,7 +363,7 @@ class LocalCluster:
     @contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
         """One transaction on a connection of its own, so that threads and forks need no thought."""
-        try:
+        with _translated(self.folder):
             db = self._connect()
             try:
                 db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -324,8 +371,6 @@ class LocalCluster:
                 db.execute("COMMIT")
             finally:
                 db.close()  # rolls back what was not committed
-        except sqlite3.Error as error:
-            raise Unavailable(f"{self.folder}: {error}") from error
 
     def _born(self, kind: Kind, manifest: Manifest) -> Manifest:
         body: Manifest = json.loads(json.dumps(manifest))
@@ -365,6 +410,14 @@ class LocalCluster:
             if metadata["uid"] in owners and not any(_exists(db, owner) for owner in owners):
                 self._remove(db, KINDS[kind_name], child)
 
+    def _expired(self, job: Manifest) -> bool:
+        """Whether ``ttlSecondsAfterFinished`` of an ended job has passed."""
+        ttl = (job["spec"].get("runPolicy") or {}).get("ttlSecondsAfterFinished")
+        ended = job.get("status", {}).get("completionTime")
+        if ttl is None or ended is None:
+            return False
+        return self._stopwatch.since_stamp(job["metadata"]["uid"], ended) > int(ttl)
+
     def _unattended(self, uid: str) -> bool:
         """Whether the object ``uid`` or what is left of it needs a controller and has none."""
         lock = self.lock_file(uid)
@@ -376,17 +429,20 @@ class LocalCluster:
         lock = self.lock_file(uid)
         if lock.exists() and (lock.read_text() == "done" or _locked(lock)):
             return
-        with (self.folder / "controllers" / f"{uid}.log").open("ab") as log:
-            started = subprocess.run(
-                self.controller_command(uid),
-                env=clean_environment(),
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                check=False,
-            )
+        try:
+            with (self.folder / "controllers" / f"{uid}.log").open("ab") as log:
+                started = subprocess.run(
+                    self.controller_command(uid),
+                    env=clean_environment(),
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    check=False,
+                )
+        except OSError as error:  # the disk is full, or no process can be started
+            raise Unavailable(f"no controller for {uid}: {error}") from error
         if started.returncode:
             raise Unavailable(f"no controller for {uid}: exit code {started.returncode}, see {log.name}")
 
@@ -581,14 +637,25 @@ def _desired(body: Manifest) -> Manifest:
     return {key: value for key, value in body.items() if key not in ("metadata", "status")}
 
 
-def _expired(job: Manifest) -> bool:
-    """Whether ``ttlSecondsAfterFinished`` of an ended job has passed."""
-    ttl = (job["spec"].get("runPolicy") or {}).get("ttlSecondsAfterFinished")
-    ended = job.get("status", {}).get("completionTime")
-    if ttl is None or ended is None:
-        return False
-    passed = datetime.now(UTC) - datetime.fromisoformat(ended)
-    return passed.total_seconds() > int(ttl)
+@contextmanager
+def _translated(folder: Path, *, opening: bool = False) -> Iterator[None]:
+    """SQLite's errors as ours: `BadInput` for a database that is broken, `Unavailable` for what may pass."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details of an extended code
+        if code in _CORRUPT or (opening and code not in _PASSING):
+            raise _broken(folder, str(error)) from error
+        raise Unavailable(f"{folder}: {error}") from error
+
+
+def _broken(folder: Path, reason: str) -> BadInput:
+    if len(os.fsencode(folder / "cluster.db")) > _LONGEST_PATH:
+        reason = f"{reason}: its path is too long for SQLite"
+    return BadInput(
+        f"the cluster in {folder} cannot be opened ({reason}): remove that folder, or name another --workdir.",
+        "broken-cluster",
+    )
 
 
 def _locked(path: Path) -> bool:

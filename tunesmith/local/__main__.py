@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from tunesmith.clusters.local import LocalCluster
+    from tunesmith.clusters.local import Changes, LocalCluster
 
 TICK_S = 0.05
 _LOCK_S = 2.0
@@ -58,7 +58,7 @@ def control(cluster: LocalCluster, uid: str) -> None:
         return
     controller, changes = _controller(cluster, uid), cluster.changes()
     while True:
-        if changes.any() or controller.stirred():
+        if _due(changes, controller):
             if not (cluster.folder / "cluster.db").exists():
                 return  # the supervisors see that, too, and end what they run
             if not _step(controller):
@@ -66,6 +66,16 @@ def control(cluster: LocalCluster, uid: str) -> None:
         time.sleep(TICK_S)
     lock.write("done")
     lock.flush()
+
+
+def _due(changes: Changes, controller: Controller) -> bool:
+    """Whether to take a step; also when that cannot be known, since the step tells what is wrong and waits."""
+    from tunesmith.clusters.base import Unavailable
+
+    try:
+        return changes.any() or controller.stirred()
+    except Unavailable:
+        return True
 
 
 def _step(controller: Controller) -> bool:

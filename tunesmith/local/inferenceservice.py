@@ -19,14 +19,13 @@ import json
 import secrets
 import socket
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from tunesmith.clusters.admission import PORT_ANNOTATION
 from tunesmith.clusters.base import Manifest, NotFound
-from tunesmith.clusters.local import LocalCluster, difference, now
+from tunesmith.clusters.local import LocalCluster, Stopwatch, difference, now
 from tunesmith.local.gateway import HOST, Gateway, free_port
 from tunesmith.local.kubelet import Kubelet, container_of, record
 from tunesmith.resources import DEPLOYMENT, INFERENCESERVICE, POD
@@ -44,6 +43,7 @@ class InferenceServiceController:
         self.uid = uid
         self.kubelet = Kubelet(cluster, uid, ready=_answers)
         self.gateway: Gateway | None = None
+        self._stopwatch = Stopwatch()
 
     def stirred(self) -> bool:
         """Whether a step is due though no object has changed."""
@@ -161,6 +161,9 @@ class InferenceServiceController:
         metadata = pod["metadata"]
         self.cluster.delete(POD, metadata["namespace"], metadata["name"], uid=metadata["uid"])
 
+    def _age_s(self, pod: Manifest) -> float:
+        return self._stopwatch.since_stamp(pod["metadata"]["uid"], pod["metadata"]["creationTimestamp"])
+
     def _write_deployment_status(self, deployment: Manifest, new: Manifest, pods: list[Manifest]) -> Manifest:
         ready = [pod for pod in pods if _ready(pod)]
         name = f"{deployment['metadata']['name']}-{new['metadata']['labels'][_HASH]}"
@@ -170,7 +173,7 @@ class InferenceServiceController:
             available = ("False", "MinimumReplicasUnavailable", "Deployment does not have minimum availability.")
         if _ready(new) and len(pods) == 1:
             progress = ("True", "NewReplicaSetAvailable", f'ReplicaSet "{name}" has successfully progressed.')
-        elif _age_s(new) > PROGRESS_DEADLINE_S:
+        elif self._age_s(new) > PROGRESS_DEADLINE_S:
             progress = ("False", "ProgressDeadlineExceeded", f'ReplicaSet "{name}" has timed out progressing.')
         else:
             progress = ("True", "ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.')
@@ -365,8 +368,3 @@ def _ready(pod: Manifest) -> bool:
 
 def _port(pod: Manifest) -> int:
     return int([v["value"] for v in container_of(pod)["env"] if v["name"] == "PORT"][-1])
-
-
-def _age_s(pod: Manifest) -> float:
-    created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-    return (datetime.now(UTC) - created).total_seconds()

@@ -68,7 +68,9 @@ def _row(cluster: LocalCluster, body: Manifest) -> Row:
     pods = tuple(pod["metadata"]["name"] for pod in cluster.under(metadata["uid"], POD))
     age_s = (datetime.now(UTC) - datetime.fromisoformat(metadata["creationTimestamp"])).total_seconds()
     url = str(status.get("url", ""))
-    return Row(body["kind"], metadata["namespace"], metadata["name"], _state(body["kind"], status), age_s, pods, url)
+    state = _state(body["kind"], status)
+    # A clock that was set back since makes nothing younger than new.
+    return Row(body["kind"], metadata["namespace"], metadata["name"], state, max(0.0, age_s), pods, url)
 
 
 def _state(kind: str, status: Manifest) -> str:

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.clusters.base import AlreadyExists, Manifest, NotFound
-from tunesmith.clusters.local import LocalCluster, clean_environment, merge, now
+from tunesmith.clusters.local import LocalCluster, Stopwatch, clean_environment, merge, now
 from tunesmith.local import shim
 from tunesmith.resources import POD
 
@@ -32,6 +33,8 @@ MARK = "TUNESMITH_POD_UID"
 MESSAGE_BYTES = 4096
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 10.0
 _CLAIM_S = 10.0  # a supervisor that has not claimed its attempt after this long is started again
+_FORCE_S = 2.0  # a supervisor that has not ended a deleted pod this long after the grace period is killed
+_KILL_S = 1.0  # how long to wait for what was killed, before other pods have their turn
 
 _LOOK_S = 1.0  # a supervisor that was killed is noticed, and a deadline kept, after this long at the latest
 _PROBE_S = 0.2
@@ -85,18 +88,20 @@ class Kubelet:
         self.root = root
         self.ready = ready
         self._children: list[subprocess.Popen[bytes]] = []
-        self._launched: dict[tuple[str, int], float] = {}
+        self._launched: dict[tuple[str, int], float] = {}  # these two in monotonic seconds
+        self._force_at: dict[str, float] = {}
+        self._stopwatch = Stopwatch()
         self._awaited: set[Path] = set()
         self._wake_at = 0.0
 
     def stirred(self) -> bool:
         """Whether `sync` has something to do again; cheap enough to be asked many times a second."""
-        return time.time() >= self._wake_at or any(path.exists() for path in self._awaited)
+        return time.monotonic() >= self._wake_at or any(path.exists() for path in self._awaited)
 
     def sync(self) -> list[Manifest]:
         """Bring processes and statuses up to date once; returns the pods as they are then."""
         self._children = [child for child in self._children if child.poll() is None]
-        self._awaited, self._wake_at = set(), time.time() + _LOOK_S
+        self._awaited, self._wake_at = set(), time.monotonic() + _LOOK_S
         for pod in self.cluster.under(self.root, POD):
             if pod["metadata"].get("deletionTimestamp"):
                 self._end(pod)
@@ -111,13 +116,13 @@ class Kubelet:
         exited, claimed = self._read(pod, "exit", attempt), self._read(pod, "shim", attempt)
         if exited is None and claimed is not None and not _alive(claimed):
             # Its report is written before it ends, so look once more.
-            exited = self._read(pod, "exit", attempt) or self._lost(pod)
+            exited = self._read(pod, "exit", attempt) or self._lost(pod, attempt)
         seen_running = _container_status(pod).get("restartCount") == attempt and "state" in _container_status(pod)
         if exited is not None and (seen_running or exited["reason"] == "StartError"):
             self._ended(pod, attempt, exited)
         elif claimed is not None:
             self._running(pod, attempt, claimed)  # also one that was too quick to be seen: an attempt starts, then ends
-        elif time.time() >= self._due(pod, attempt):
+        elif time.monotonic() >= self._due(pod, attempt):
             self._launch(pod, attempt)
         else:
             self._awaited.add(self._file(pod, "shim", attempt))
@@ -130,8 +135,9 @@ class Kubelet:
         return max((int(spec.name.split(".")[1]) for spec in specs), default=0)
 
     def _due(self, pod: Manifest, attempt: int) -> float:
-        """When the attempt may be launched, in seconds since the epoch."""
-        return self._launched.get((pod["metadata"]["uid"], attempt), -_CLAIM_S) + _CLAIM_S
+        """When the attempt may be launched, in monotonic seconds."""
+        launched = self._launched.get((pod["metadata"]["uid"], attempt))
+        return 0.0 if launched is None else launched + _CLAIM_S
 
     def _launch(self, pod: Manifest, attempt: int) -> None:
         uid, folder = pod["metadata"]["uid"], self._folder(pod)
@@ -153,7 +159,7 @@ class Kubelet:
             "controller_log": str(self.cluster.folder / "controllers" / f"{self.root}.log"),
         }
         shim.write_json(self._file(pod, "spec", attempt), spec)
-        self._launched[uid, attempt] = time.time()
+        self._launched[uid, attempt] = time.monotonic()
         self._awaited.add(self._file(pod, "shim", attempt))
         command = [sys.executable, "-I", "-S", shim.__file__, str(folder), str(attempt)]
         with (folder / "shim.log").open("ab") as log:
@@ -173,7 +179,7 @@ class Kubelet:
             if field := variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath"):
                 own[variable["name"]] = metadata[field.removeprefix("metadata.")]
             else:
-                own[variable["name"]] = _expand(variable.get("value", ""), own)
+                own[variable["name"]] = _expand(variable.get("value") or "", own)
         return values | own
 
     def _running(self, pod: Manifest, attempt: int, claimed: Mapping[str, Any]) -> None:
@@ -188,7 +194,7 @@ class Kubelet:
             before = _container_status(pod)
         ready = before.get("ready") or self.ready(pod)  # once ready, a container is so as long as it runs
         if not ready:
-            self._wake_at = min(self._wake_at, time.time() + _PROBE_S)
+            self._wake_at = min(self._wake_at, time.monotonic() + _PROBE_S)
         if ready != before.get("ready"):
             self._write(pod, self._container(pod, attempt, before["state"], ready=ready))
 
@@ -196,11 +202,15 @@ class Kubelet:
         before = _container_status(pod)
         waiting = before.get("state", {}).get("waiting")
         if waiting is None:
-            self._note_end(pod, attempt, exited)
-        elif time.time() >= (due := exited["finished"] + self._pause(attempt)):
+            # The supervisor has ended all below it; what came from under it meanwhile is found by its mark.
+            if self._kill_left(pod, attempt):
+                self._note_end(pod, attempt, exited)
+            return
+        left_s = self._pause(attempt) - self._stopwatch.since((pod["metadata"]["uid"], attempt), exited["finished"])
+        if left_s <= 0:
             self._launch(pod, attempt + 1)
         else:
-            self._wake_at = min(self._wake_at, due)
+            self._wake_at = min(self._wake_at, time.monotonic() + left_s)
 
     def _note_end(self, pod: Manifest, attempt: int, exited: Mapping[str, Any]) -> None:
         """Write the end of an attempt: for good, or until the next one."""
@@ -236,38 +246,46 @@ class Kubelet:
         lines = _tail(self.cluster.folder / "logs" / f"{pod['metadata']['uid']}.{attempt}.log", 2048)
         return "\n".join(lines.splitlines()[-80:])
 
-    def _lost(self, pod: Manifest) -> Manifest:
-        """The supervisor was killed: end what it has left, and say so."""
-        self._kill_marked(pod)
+    def _lost(self, pod: Manifest, attempt: int) -> Manifest | None:
+        """The supervisor was killed: end what it has left, and say so; None while something still lives."""
+        if not self._kill_left(pod, attempt):
+            return None
         moment = time.time()
         message = "the supervisor of this container was killed"
         return {"code": 137, "reason": "Error", "message": message, "started": moment, "finished": moment}
 
     def _end(self, pod: Manifest) -> None:
-        """Bring a deleted pod to its end: first a signal, then its removal when nothing runs any more."""
-        attempt = self._attempt(pod)
-        claimed = self._read(pod, "shim", attempt)
-        launched = self._launched.get((pod["metadata"]["uid"], attempt), 0.0)
-        if claimed is None and time.time() < launched + _CLAIM_S:
-            self._awaited.add(self._file(pod, "shim", attempt))
-            return  # about to start: wait until it can be told
+        """Bring a deleted pod to its end: a signal, then force, and its removal when nothing runs any more."""
+        uid, attempt = pod["metadata"]["uid"], self._attempt(pod)
+        folder, claimed = self._folder(pod), self._read(pod, "shim", attempt)
+        if claimed is None and folder.exists():
+            shim.claim(folder, attempt, 0, None)  # a supervisor that is about to start finds this, and leaves
+            claimed = self._read(pod, "shim", attempt)
         if claimed is not None and _alive(claimed):
-            self._awaited.add(self._file(pod, "exit", attempt))
-            shim.kill([claimed["pid"]], 15)
+            grace_s = pod["metadata"].get("deletionGracePeriodSeconds", 30)
+            force_at = self._force_at.setdefault(uid, time.monotonic() + grace_s + _FORCE_S)
+            if time.monotonic() < force_at:
+                self._awaited.add(self._file(pod, "exit", attempt))
+                shim.kill([claimed["pid"]], signal.SIGTERM)
+                return
+            if not _killed_with_all_below(claimed):
+                return
+        if not self._kill_left(pod, attempt):
             return
-        self._kill_marked(pod)
         with contextlib.suppress(OSError):
-            for private in self._folder(pod).glob("spec.*.json"):
+            for private in folder.glob("spec.*.json"):
                 private.unlink()
         self.cluster.finalize(pod)
 
-    @staticmethod
-    def _kill_marked(pod: Manifest) -> None:
-        """Kill whatever still carries the pod's mark, and wait until it is gone, for a second at most."""
-        end = time.monotonic() + 1
-        while (left := shim.marked(f"{MARK}={pod['metadata']['uid']}")) and time.monotonic() < end:
-            shim.kill(left)
-            time.sleep(0.01)
+    def _kill_left(self, pod: Manifest, attempt: int) -> bool:
+        """Kill what carries the pod's mark or is of its command's group; whether all of it has gone."""
+        mark, command = f"{MARK}={pod['metadata']['uid']}", self._read(pod, "command", attempt)
+
+        def left() -> list[int]:
+            of_group = shim.group(command["pid"], command["start_time"]) if command else []
+            return [*shim.marked(mark), *of_group]
+
+        return _killed(left)
 
     # Files and statuses.
 
@@ -326,6 +344,23 @@ def _alive(claimed: Mapping[str, Any]) -> bool:
     return started is not None and started == str(claimed["start_time"])
 
 
+def _killed_with_all_below(claimed: Mapping[str, Any]) -> bool:
+    """Kill a supervisor, last: as long as it is there, what runs below it cannot get away. Whether all has gone."""
+    below_gone = _killed(lambda: shim.descendants(claimed["pid"]))
+    return below_gone and _killed(lambda: [claimed["pid"]] if _alive(claimed) else [])
+
+
+def _killed(left: Callable[[], list[int]]) -> bool:
+    """Kill what ``left`` finds until it finds nothing, for `_KILL_S` at most; whether that was reached."""
+    end = time.monotonic() + _KILL_S
+    while found := left():
+        if time.monotonic() > end:
+            return False
+        shim.kill(found)
+        time.sleep(0.01)
+    return True
+
+
 def _tail(path: Path, limit: int = MESSAGE_BYTES) -> str:
     """The last ``limit`` bytes of a file as text; empty if there is none."""
     try:
@@ -337,9 +372,13 @@ def _tail(path: Path, limit: int = MESSAGE_BYTES) -> str:
 
 
 def _expand(text: str, values: Mapping[str, str]) -> str:
-    """``$(NAME)`` replaced as Kubernetes does; an unknown name stays as it is, and ``$$`` stands for ``$``."""
+    """``$(NAME)`` replaced as Kubernetes does; an unknown name stays as it is, and ``$$`` stands for ``$``.
+
+    A name is all up to the first closing bracket, as in its third_party/forked/golang/expansion: so of a shell's
+    ``$(ps $$)`` nothing changes.
+    """
     return re.sub(
-        r"\$\$|\$\(([-._a-zA-Z0-9]+)\)",
+        r"\$\$|\$\(([^)]*)\)",
         lambda match: "$" if match[0] == "$$" else values.get(match[1], match[0]),
         text,
     )

@@ -18,11 +18,10 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from tunesmith.clusters.base import AlreadyExists, Manifest, NotFound
-from tunesmith.clusters.local import LocalCluster, difference, now
+from tunesmith.clusters.local import LocalCluster, Stopwatch, difference, now
 from tunesmith.local.gateway import free_port
 from tunesmith.local.kubelet import Kubelet, record
 from tunesmith.resources import POD, PYTORCHJOB
@@ -40,6 +39,7 @@ class PyTorchJobController:
         self.uid = uid
         self.kubelet = Kubelet(cluster, uid)
         self._exits_told: set[str] = set()
+        self._stopwatch = Stopwatch()
 
     def stirred(self) -> bool:
         """Whether a step is due though no object has changed."""
@@ -67,7 +67,7 @@ class PyTorchJobController:
             self._suspend(job, status, pods)
         else:
             self._resume(job, status)
-            if failure := _beyond_limits(job, status, pods):
+            if failure := _beyond_limits(job, status, pods, self._stopwatch):
                 self._give_up(job, status, pods, failure)
             else:
                 for role in self._roles(job):
@@ -220,7 +220,7 @@ class PyTorchJobController:
         return [role for role in _ROLES if role in job["spec"]["pytorchReplicaSpecs"]]
 
 
-def _beyond_limits(job: Manifest, status: Manifest, pods: list[Manifest]) -> str | None:
+def _beyond_limits(job: Manifest, status: Manifest, pods: list[Manifest], stopwatch: Stopwatch) -> str | None:
     """Why the job must end now: too many restarts, or too long."""
     policy, name = job["spec"].get("runPolicy") or {}, job["metadata"]["name"]
     limit, deadline = policy.get("backoffLimit"), policy.get("activeDeadlineSeconds")
@@ -232,7 +232,7 @@ def _beyond_limits(job: Manifest, status: Manifest, pods: list[Manifest]) -> str
         if newly_failed or restarts >= max(limit, 1):
             return f"Job {name} has failed because it has reached the specified backoff limit"
     if deadline is not None and "startTime" in status:
-        active_s = (datetime.now(UTC) - datetime.fromisoformat(status["startTime"])).total_seconds()
+        active_s = stopwatch.since_stamp(job["metadata"]["uid"], status["startTime"])
         if active_s >= deadline:
             return f"Job {name} has failed because it was active longer than specified deadline"
     return None

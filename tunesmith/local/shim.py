@@ -73,6 +73,41 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def group(leader: int, started: str) -> list[int]:
+    """The living processes of the group that ``leader`` leads or, being dead, led.
+
+    Args:
+        leader: its pid, which nobody else gets as long as one of the group lives.
+        started: its `start_time`, so that no group which got the same number later is taken for it.
+    """
+    if start_time(leader) not in (None, started):
+        return []
+    if not sys.platform.startswith("linux"):
+        shown = subprocess.run(["ps", "-A", "-o", "pid=,pgid=,stat="], capture_output=True, text=True, check=False)
+        rows = [line.split() for line in shown.stdout.splitlines()]
+        return [int(pid) for pid, of, state, *_ in rows if int(of) == leader and not state.startswith("Z")]
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if fields[0] not in "ZX" and int(fields[2]) == leader and int(fields[19]) >= int(started):
+                found.append(int(stat.parent.name))
+    return found
+
+
+def claim(folder: Path, attempt: int, pid: int, started: str | None) -> bool:
+    """Take an attempt for the supervisor ``pid``; False if another has it. Pid 0: it shall never start."""
+    me = folder / f".shim.{attempt}.{os.getpid()}"
+    me.write_text(json.dumps({"pid": pid, "start_time": started, "at": time.time()}))
+    try:
+        os.link(me, folder / f"shim.{attempt}.json")
+    except FileExistsError:
+        return False
+    finally:
+        me.unlink()
+    return True
+
+
 def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
     """Send the signal to each process that is still there."""
     for pid in pids:
@@ -107,7 +142,7 @@ class Shim:
 
     def run(self) -> None:
         """Claim the attempt, run the command to its end, and report it."""
-        if not self._claim():
+        if not claim(self.folder, self.attempt, os.getpid(), start_time(os.getpid())):
             return
         signal.signal(signal.SIGTERM, lambda *_: self._asked_to_end())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -128,20 +163,9 @@ class Shim:
         code = self.status if self.status >= 0 else 128 - self.status
         self._report({"code": code, "reason": "Completed" if code == 0 else "Error", "message": "", "started": started})
 
-    def _claim(self) -> bool:
-        me = self.folder / f".shim.{self.attempt}.{os.getpid()}"
-        me.write_text(json.dumps({"pid": os.getpid(), "start_time": start_time(os.getpid()), "at": time.time()}))
-        try:
-            os.link(me, self.folder / f"shim.{self.attempt}.json")
-        except FileExistsError:
-            return False
-        finally:
-            me.unlink()
-        return True
-
     def _start(self) -> subprocess.Popen[bytes]:
         with open(self.spec["log"], "ab") as log:
-            return subprocess.Popen(
+            child = subprocess.Popen(
                 self.spec["argv"],
                 env=self.spec["env"],
                 cwd=self.spec["cwd"],
@@ -152,6 +176,12 @@ class Shim:
                 # If the shim itself is killed, its command goes with it and the controller ends the rest.
                 preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
             )
+        # For the controller, should it have to end the group without this process. One that is over already has no
+        # start time any more; what it has left began after this process.
+        about = {"pid": child.pid, "start_time": start_time(child.pid) or start_time(os.getpid())}
+        with contextlib.suppress(OSError):  # the disk is full: the command runs all the same
+            write_json(self.folder / f"command.{self.attempt}.json", about)
+        return child
 
     def _asked_to_end(self) -> None:
         self.term_at = self.term_at or time.monotonic()

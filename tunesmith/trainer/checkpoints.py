@@ -7,15 +7,17 @@ in a checkpoint (optimizer state is a pickle) is opened before its digest has ma
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tunesmith.errors import BadInput
 from tunesmith.lineage.digest import digest_file
@@ -83,8 +85,9 @@ class CheckpointStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._keep = keep
 
-    def claim(self, patience_s: float = _CLAIM_SECONDS) -> None:
-        """Keep every other job out of the folder until this process ends; for one process of a job.
+    @contextlib.contextmanager
+    def claimed(self, patience_s: float = _CLAIM_SECONDS) -> Iterator[None]:
+        """Keep every other job out of the folder meanwhile; for one process of a job.
 
         What another job left behind may still be ending, which is waited for.
 
@@ -92,19 +95,14 @@ class CheckpointStore:
             BadInput: another job goes on training into it.
         """
         end = time.monotonic() + patience_s
-        self._claim = (self._folder / ".lock").open("w")
-        while True:
-            try:
-                fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
+        with (self._folder / ".lock").open("w") as lock:
+            while not _lock(lock):
                 if time.monotonic() > end:
                     raise BadInput(
                         f"another job trains into the checkpoints {self._folder}: wait for it, or change a setting"
-                    ) from None
+                    )
                 time.sleep(0.5)
-            except OSError:  # a file system without locks: then nobody can be kept out
-                return
+            yield
 
     @property
     def staging(self) -> Path:
@@ -172,6 +170,16 @@ class CheckpointStore:
             # The marker goes first: half a deletion must not look complete.
             (self._folder / name / MARKER).unlink(missing_ok=True)
             shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: then nobody can be kept out
+        return True
+    return True
 
 
 def _read(path: Path) -> Checkpoint | None:

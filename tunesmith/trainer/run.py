@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -41,14 +42,13 @@ def run(settings: TrainSettings, place: Rank, stop: StopSignal) -> dict[str, Any
     data = find_jsonl(storage.fetch(paths.train))
     conversations = read_conversations(data)
     store = CheckpointStore(paths.checkpoints) if paths.checkpoints else None
-    if store and place.speaks:
-        store.claim()
+    claimed = store.claimed() if store and place.speaks else contextlib.nullcontext()
     _tell(place, f"{len(conversations)} conversations; loading torch")
 
     os.environ["OMP_NUM_THREADS"] = str(threads(os.environ, place))  # read when torch is imported
     from tunesmith.trainer.sft import train
 
-    with tempfile.TemporaryDirectory(prefix="tunesmith-trainer-") as scratch:
+    with claimed, tempfile.TemporaryDirectory(prefix="tunesmith-trainer-") as scratch:
         outcome = train(
             settings, model, conversations, digest_path(data).text, store, place, stop,
             report=lambda values: print(metric_line(values), flush=True), scratch=Path(scratch),

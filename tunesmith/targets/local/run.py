@@ -301,8 +301,8 @@ def _end_group(engine: subprocess.Popen[bytes]) -> None:
             os.killpg(engine.pid, number)
         except ProcessLookupError:
             break
-        deadline = time.time() + patience
-        while time.time() < deadline and _group_lives(engine):
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and _group_lives(engine):
             time.sleep(0.05)
     engine.wait()
 
