@@ -191,8 +191,8 @@ def end_objects(cluster: LocalCluster, key: str, *, services: bool = True) -> No
     kinds = (PYTORCHJOB, *((INFERENCESERVICE,) if services else ()))
     _delete(cluster, _objects(cluster, {LABEL_RUN: key}, *kinds))
     kept = set() if services else {one["metadata"]["name"] for one in cluster.everywhere(INFERENCESERVICE)}
-    deadline = time.time() + _DELETED_SECONDS
-    while time.time() < deadline:
+    deadline = time.monotonic() + _DELETED_SECONDS
+    while time.monotonic() < deadline:
         pods = _objects(cluster, {LABEL_RUN: key}, POD)
         if all(pod["metadata"]["labels"].get(LABEL_SERVICE) in kept for pod in pods):
             return
