@@ -33,7 +33,9 @@ def objects(folder: Path) -> list[Row]:
     if not (folder / "cluster.db").is_file():
         return []
     cluster = LocalCluster(folder)
-    return sorted((_row(cluster, body) for body in _bodies(cluster)), key=lambda row: -row.age_s)
+    # By what they were stamped with: ages are read one after another, and would put those of one second in disorder.
+    bodies = sorted(_bodies(cluster), key=lambda body: body["metadata"]["creationTimestamp"])
+    return [_row(cluster, body) for body in bodies]
 
 
 def pods_of(folder: Path, name: str) -> list[str]:
