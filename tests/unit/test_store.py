@@ -11,7 +11,7 @@ UUID = "0f3c9ab1-1111-2222-3333-444455556666"
     [
         (f"s3://bucket/v2/llm/run-1/train/{UUID}/record", "s3://bucket/v2/llm/run-1", "train"),
         ("gs://bucket/root/run-1/train/record", "gs://bucket/root/run-1", "train"),
-        ("/work/runs/llm-2026/train/record", "/work/runs/llm-2026", "train"),
+        ("/data/runs/llm-2026/train/record", "/data/runs/llm-2026", "train"),
     ],
 )
 def test_run_and_task_are_read_from_an_artifacts_uri(uri, root, task):
@@ -20,14 +20,14 @@ def test_run_and_task_are_read_from_an_artifacts_uri(uri, root, task):
 
 
 def test_loops_nest_folders_between_run_and_task():
-    environment = {"TUNESMITH_PIPELINE_ROOT": "/work/runs/"}
-    place = place_of("/work/runs/llm-2026/for-loop-1-iteration-0/train/record", environment)
-    assert (place.root, place.task) == ("/work/runs/llm-2026", "train")
+    environment = {"TUNESMITH_PIPELINE_ROOT": "/data/runs/"}
+    place = place_of("/data/runs/llm-2026/for-loop-1-iteration-0/train/record", environment)
+    assert (place.root, place.task) == ("/data/runs/llm-2026", "train")
 
 
 def test_a_run_that_is_started_again_on_a_laptop_keeps_its_keys():
-    first = place_of("/work/runs/llm-0930/train/record", {"TUNESMITH_RUN_KEY": "k1"})
-    second = place_of("/work/runs/llm-1045/train/record", {"TUNESMITH_RUN_KEY": "k1"})
+    first = place_of("/data/runs/llm-0930/train/record", {"TUNESMITH_RUN_KEY": "k1"})
+    second = place_of("/data/runs/llm-1045/train/record", {"TUNESMITH_RUN_KEY": "k1"})
     assert first.key == second.key == "k1/train/record"
 
 
