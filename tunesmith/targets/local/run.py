@@ -146,7 +146,7 @@ def run_pipeline(
     workdir.make()
     with workdir.only(pipeline):
         run = workdir.begin(pipeline, arguments)
-        cluster = open_cluster(workdir)
+        cluster = LocalCluster(workdir.cluster)
         _end_others(cluster, pipeline, run.key)
         started = time.time()
         view, interrupted = RunView(), True
@@ -172,15 +172,10 @@ def run_pipeline(
         return RunResult(status, view, root, time.time() - started, tail, log, serving, jobs)
 
 
-def open_cluster(workdir: Workdir) -> LocalCluster:
-    """The cluster of a WORKDIR."""
-    return LocalCluster(workdir.cluster)
-
-
 def _status(engine: subprocess.Popen[bytes] | None, view: RunView, *, interrupted: bool) -> str:
     """Green only if the engine and every step say so."""
-    cut = any(step.state == "CANCELLED" or step.ended is None for step in view.steps.values())
-    if interrupted or cut:
+    cancelled = any(step.state == "CANCELLED" for step in view.steps.values())
+    if interrupted or cancelled or view.unfinished:
         return "INTERRUPTED"
     green = engine is not None and engine.returncode == 0 and view.failed is None
     return "SUCCEEDED" if green else "FAILED"
